@@ -1,0 +1,124 @@
+# One entry for people and for CI. Everything that is made goes to build/ (and the one native library beside its binding).
+#
+#   make test-fast   linters, types, contracts, unit, property, native (sanitizers), transports, processes: no engines
+#   make test        test-fast and the real engines: what CI runs
+#   make demo        two real vLLM engines on this CPU share pages
+#   make help        the rest
+
+SHELL := /bin/bash
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+BUILD := build
+VENV := $(BUILD)/venv
+ENGINE_VENV := $(BUILD)/vllm-venv
+BIN := $(VENV)/bin
+LIB := runtime/kvpeer/native/libkvpeer.so
+NATIVE_SOURCES := $(shell find runtime/native -type f \( -name '*.cpp' -o -name '*.hpp' -o -name '*.h' -o -name 'CMake*' \))
+PYTHON_SOURCES := $(shell find runtime/kvpeer -name '*.py') runtime/pyproject.toml
+# The engine of the tests needs Python 3.11 or newer; kvpeer itself runs on 3.10 too.
+PYTHON_VERSION ?= 3.11
+# uv is taken from the PATH, or installed into build/ by the first target that needs it.
+UV := $(or $(shell command -v uv 2>/dev/null),$(BUILD)/uv/bin/uv)
+SAY = @printf '\n== %s (%s)\n' "$(1)" "$$(date +%H:%M:%S)"
+
+.PHONY: help
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
+
+# ---- what the other targets stand on ---------------------------------------------------------------------------------
+
+$(BUILD)/uv/bin/uv:
+	$(call SAY,installing uv into $(BUILD)/uv)
+	@python3 -m venv $(BUILD)/uv && $(BUILD)/uv/bin/pip install -q --disable-pip-version-check uv
+
+$(VENV)/.ready: requirements/dev.txt | $(UV)
+	$(call SAY,development environment)
+	@$(UV) venv -q --clear --python $(PYTHON_VERSION) $(VENV)
+	@$(UV) pip install -q --python $(BIN)/python --require-hashes -r requirements/dev.txt
+	@touch $@
+
+$(LIB): $(NATIVE_SOURCES) $(VENV)/.ready
+	$(call SAY,native library)
+	@cd runtime/native && PATH=$(CURDIR)/$(BIN):$$PATH cmake --preset release >/dev/null && PATH=$(CURDIR)/$(BIN):$$PATH cmake --build --preset release -- --quiet
+	@touch $@
+
+$(BUILD)/wheel/.ready: $(NATIVE_SOURCES) $(PYTHON_SOURCES) $(VENV)/.ready
+	$(call SAY,wheel)
+	@rm -rf $(BUILD)/wheel && mkdir -p $(BUILD)/wheel
+	@PATH=$(CURDIR)/$(BIN):$$PATH $(UV) build -q --wheel --no-build-isolation --python $(BIN)/python --out-dir $(BUILD)/wheel runtime
+	@touch $@
+
+$(BUILD)/vllm-venv/.engine: requirements/vllm.txt | $(UV)
+	$(call SAY,vLLM for the CPU (once; about 6 GB on disk))
+	@$(UV) venv -q --clear --python $(PYTHON_VERSION) $(ENGINE_VENV)
+	@# Compiled ahead, because every engine is three processes that import all of it.
+	@$(UV) pip install -q --compile-bytecode --python $(ENGINE_VENV)/bin/python --require-hashes --no-deps -r requirements/vllm.txt
+	@touch $@
+
+$(BUILD)/vllm-venv/.ready: $(BUILD)/vllm-venv/.engine $(BUILD)/wheel/.ready
+	$(call SAY,kvpeer into the engine environment)
+	@$(UV) pip install -q --compile-bytecode --python $(ENGINE_VENV)/bin/python --reinstall --no-deps $(BUILD)/wheel/*.whl
+	@touch $@
+
+.PHONY: native wheel venv engine-venv
+venv: $(VENV)/.ready ## the development environment in build/venv
+native: $(LIB) ## the native library beside its binding
+wheel: $(BUILD)/wheel/.ready ## the wheel in build/wheel
+engine-venv: $(BUILD)/vllm-venv/.ready ## vLLM for the CPU with kvpeer installed from the wheel
+
+# ---- checks -----------------------------------------------------------------------------------------------------------
+
+.PHONY: lint types contracts docs-check unit native-test process-test wheel-test test-fast engine-test test
+lint: $(VENV)/.ready ## ruff: rules and format
+	$(call SAY,lint)
+	@$(BIN)/ruff check -q . && $(BIN)/ruff format -q --check .
+
+types: $(VENV)/.ready ## mypy --strict
+	$(call SAY,types)
+	@$(BIN)/mypy --no-error-summary
+
+contracts: $(VENV)/.ready ## import direction
+	$(call SAY,import contracts)
+	@cd runtime && $(CURDIR)/$(BIN)/lint-imports ../pyproject.toml --no-cache >$(CURDIR)/$(BUILD)/contracts.log 2>&1 || { cat $(CURDIR)/$(BUILD)/contracts.log; exit 1; }
+
+unit: $(LIB) ## unit, property, contract and socket tests
+	$(call SAY,unit and property tests)
+	@$(BIN)/pytest -q -m "not engine and not process and not soak"
+
+process-test: $(LIB) ## real agent processes: kill, freeze, lie, restart
+	$(call SAY,process tests)
+	@$(BIN)/pytest -q -m "process and not engine and not soak"
+
+native-test: $(VENV)/.ready ## C++ tests under ASan/UBSan and under TSan
+	$(call SAY,native tests under ASan and UBSan)
+	@cd runtime/native && export PATH=$(CURDIR)/$(BIN):$$PATH && cmake --preset asan >/dev/null && cmake --build --preset asan -- --quiet && ctest --preset asan --output-on-failure
+	$(call SAY,native tests under TSan)
+	@cd runtime/native && export PATH=$(CURDIR)/$(BIN):$$PATH && cmake --preset tsan >/dev/null && cmake --build --preset tsan -- --quiet && ctest --preset tsan --output-on-failure
+
+soak: $(LIB) ## longer runs of the same promises (a million fetches)
+	$(call SAY,soak)
+	@$(BIN)/pytest -q -m "soak and not engine"
+
+test-fast: lint types contracts native-test unit process-test ## all but the engines
+
+engine-test: $(BUILD)/vllm-venv/.ready $(LIB) ## two real vLLM engines
+	$(call SAY,real engines)
+	@KVPEER_VLLM_PYTHON=$(CURDIR)/$(ENGINE_VENV)/bin/python $(BIN)/pytest -q -m engine
+
+test: test-fast soak engine-test ## what CI runs
+
+.PHONY: docs
+docs: $(LIB) ## regenerate the pages that are made from code (a test compares them)
+	@cd runtime && $(CURDIR)/$(BIN)/python -m kvpeer.agent.config.reference > ../docs/configuration.md
+	@cd runtime && $(CURDIR)/$(BIN)/python -m kvpeer.metrics.reference > ../docs/metrics.md
+
+# ---- use --------------------------------------------------------------------------------------------------------------
+
+.PHONY: demo clean
+demo: $(BUILD)/vllm-venv/.ready ## two real vLLM engines on this CPU share pages
+	$(call SAY,demo)
+	@$(ENGINE_VENV)/bin/python demo/run.py --out $(BUILD)/demo.json
+
+clean: ## remove all that was built
+	rm -rf $(BUILD) $(LIB)
