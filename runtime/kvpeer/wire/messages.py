@@ -1,0 +1,443 @@
+"""Messages of the control channel (agent to agent, TLS) and of the client socket (engine to agent, Unix socket).
+
+One file, so that the whole protocol can be read in one sitting. Every message is an array-like msgspec struct with an
+integer tag; fields may only be appended, with defaults. Bulk values are packed little-endian arrays in one `bytes`
+field (keys: n * 16, partitions: u16, slots and generations: u32, checksums: u64), so that no Python object is made per
+page. docs/wire.md has the byte tables. Lengths that come from outside are checked by `kvpeer.wire.packing` before use.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated
+
+import msgspec
+
+from kvpeer.model import AGENT_ID_BYTES, N_PARTITIONS
+
+__all__ = [
+    "UPDATES_MAX",
+    "Abandon",
+    "AgentInfo",
+    "Applied",
+    "Apply",
+    "ClientHello",
+    "ClientMessage",
+    "ClientWelcome",
+    "Commit",
+    "Committed",
+    "DataAdmission",
+    "Digests",
+    "DigestsChecked",
+    "Fetch",
+    "Fetched",
+    "Gossip",
+    "Holders",
+    "Locate",
+    "Located",
+    "Lookup",
+    "MemberUpdate",
+    "Message",
+    "Ok",
+    "OpenData",
+    "PeerHello",
+    "PeerMessage",
+    "PeerWelcome",
+    "Ping",
+    "PingAck",
+    "PingRequest",
+    "Refusal",
+    "RefusalCode",
+    "Release",
+    "Repair",
+    "Reserve",
+    "Reserved",
+    "Reset",
+    "StaleReport",
+    "Synced",
+    "Touch",
+]
+
+
+WELCOME_MEMBERS_MAX = 4096
+"""Members in one PeerWelcome: above what a cluster may have. Bounds the objects that one frame can make us build."""
+
+UPDATES_MAX = 1024
+"""Rumours in one message; SWIM piggybacks a few dozen."""
+
+_Id = Annotated[bytes, msgspec.Meta(min_length=AGENT_ID_BYTES, max_length=AGENT_ID_BYTES)]
+_Name = Annotated[str, msgspec.Meta(max_length=253)]  # as long as a DNS name
+_Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+_Counter = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True):
+    """Base: array-like (compact, append-only) and immutable."""
+
+
+# ---- answers that both channels share --------------------------------------------------------------------------------
+
+
+class Ok(Message, frozen=True, tag=60):
+    """Done, nothing to say."""
+
+
+class RefusalCode(str, Enum):
+    """Why a request was refused. New codes may appear: who receives an unknown one treats it as REFUSED."""
+
+    BUSY = "busy"
+    """A named limit is reached; the same request may succeed later."""
+    FAULTY = "faulty"
+    """The request breaks the protocol."""
+    UNSUPPORTED = "unsupported"
+    """This side does not serve such a message."""
+    LATE = "late"
+    """The deadline passed while the request was being served."""
+    CLOSING = "closing"
+    """This side ends the connection in an orderly way (an error frame with id 0). What it has not answered, it has not
+    served."""
+    NOT_READY = "not_ready"
+    """The answering side is still starting or already ending."""
+    REFUSED = "refused"
+    """Understood, and not allowed."""
+    INTERNAL = "internal"
+    """A fault of the answering side; it is in its log."""
+
+
+class Refusal(Message, frozen=True, tag=61):
+    """The request was not served. `code` is a RefusalCode, `message` is for people."""
+
+    code: str
+    message: str
+
+
+# ---- between agents --------------------------------------------------------------------------------------------------
+
+
+class AgentInfo(Message, frozen=True, tag=1):
+    """Who an agent is and where it listens. The address of a member never comes from anywhere but this."""
+
+    agent_id: _Id
+    name: _Name
+    host: _Name
+    control_port: _Port
+    data_port: _Port
+
+
+class PeerHello(Message, frozen=True, tag=2):
+    """First frame of a connection, after TLS. The certificate must name the same cluster and agent."""
+
+    cluster: _Name
+    info: AgentInfo
+
+
+class PeerWelcome(Message, frozen=True, tag=3):
+    """Answer to PeerHello; `members` are all members known alive, so that one seed is enough."""
+
+    cluster: _Name
+    info: AgentInfo
+    members: Annotated[list[AgentInfo], msgspec.Meta(max_length=WELCOME_MEMBERS_MAX)]
+
+
+class MemberUpdate(Message, frozen=True, tag=4):
+    """One SWIM rumour. `refutation` is SWIM's counter, raised by the member itself; it never voids records.
+    state: 1 alive, 2 suspect, 3 dead, 4 left, 5 draining."""
+
+    info: AgentInfo
+    state: Annotated[int, msgspec.Meta(ge=1, le=5)]
+    refutation: _Counter
+
+
+_Updates = Annotated[list[MemberUpdate], msgspec.Meta(max_length=UPDATES_MAX)]
+
+
+class Ping(Message, frozen=True, tag=5):
+    sequence: _Counter
+    updates: _Updates
+
+
+class PingAck(Message, frozen=True, tag=6):
+    """`subject` is who is alive: the answering agent, or the target of an indirect probe."""
+
+    sequence: _Counter
+    subject: _Id
+    updates: _Updates
+
+
+class PingRequest(Message, frozen=True, tag=7):
+    """Probe `target` for me."""
+
+    sequence: _Counter
+    target: _Id
+    updates: _Updates
+
+
+class Gossip(Message, frozen=True, tag=8):
+    updates: _Updates
+
+
+class Lookup(Message, frozen=True, tag=9):
+    """Who holds these pages? Answer: Holders. `partitions` come from the pages' anchors."""
+
+    keys: bytes
+    partitions: bytes
+
+
+class Holders(Message, frozen=True, tag=10):
+    """statuses: u8 per key (0 known, 1 miss, 2 unsure). counts: u8 holders per key. holders: packed HOLDER_DTYPE, one
+    after another, whose `agent` indexes `agents` (16 bytes each)."""
+
+    statuses: bytes
+    counts: bytes
+    agents: bytes
+    holders: bytes
+
+
+class Apply(Message, frozen=True, tag=11):
+    """A slice of a producer's ordered stream to one owner: ops u8 (1 put, 2 remove) with packed columns. `sequence` is
+    the number of the first op; the next Apply starts at sequence + n. Answer: Applied."""
+
+    sequence: _Counter
+    ops: bytes
+    keys: bytes
+    partitions: bytes
+    slots: bytes
+    generations: bytes
+    lengths: bytes
+    tiers: bytes
+
+
+class Applied(Message, frozen=True, tag=12):
+    """next_sequence: what the owner expects next. repair: the partitions (u16) of the owner in which it may not have
+    all that the producer holds (after a gap or a change of owners): the producer compares digests and repairs."""
+
+    next_sequence: _Counter
+    repair: bytes
+
+
+class Digests(Message, frozen=True, tag=13):
+    """Anti-entropy: the producer's digests (u64) and counts (u32) of these partitions. Answer: DigestsChecked."""
+
+    partitions: bytes
+    digests: bytes
+    counts: bytes
+
+
+class DigestsChecked(Message, frozen=True, tag=14):
+    """Partitions (u16) whose digest or count differs here: the producer sends a Repair for each."""
+
+    differing: bytes
+
+
+class Repair(Message, frozen=True, tag=15):
+    """All entries of the producer in one partition; replaces what the owner has. Ordered with the Apply stream: it
+    takes the one number `sequence` and covers every op before it. Answer: Applied."""
+
+    sequence: _Counter
+    partition: Annotated[int, msgspec.Meta(ge=0, lt=N_PARTITIONS)]
+    keys: bytes
+    slots: bytes
+    generations: bytes
+    lengths: bytes
+    tiers: bytes
+
+
+class Synced(Message, frozen=True, tag=16):
+    """The producer holds nothing in these partitions (u16): a Repair of many empty ones at once. Ordered with the Apply
+    stream, where it takes the one number `sequence`. Answer: Applied."""
+
+    sequence: _Counter
+    partitions: bytes
+
+
+class StaleReport(Message, frozen=True, tag=17):
+    """A reader found these locations stale: the owner compare-deletes on (producer, slot, generation)."""
+
+    producer: _Id
+    keys: bytes
+    partitions: bytes
+    slots: bytes
+    generations: bytes
+
+
+class Touch(Message, frozen=True, tag=18):
+    """A reader used these slots of yours (one-sided reads are invisible to the producer)."""
+
+    slots: bytes
+    generations: bytes
+
+
+class OpenData(Message, frozen=True, tag=19):
+    """Asks the producer to admit `n` data connections of the asking agent."""
+
+    n: int
+
+
+class DataAdmission(Message, frozen=True, tag=20):
+    """One-time capabilities (32 bytes each), valid for `expires_ms`."""
+
+    capabilities: bytes
+    expires_ms: int
+
+
+PeerMessage = (
+    PeerHello
+    | PeerWelcome
+    | Ping
+    | PingAck
+    | PingRequest
+    | Gossip
+    | Lookup
+    | Holders
+    | Apply
+    | Applied
+    | Digests
+    | DigestsChecked
+    | Repair
+    | Synced
+    | StaleReport
+    | Touch
+    | OpenData
+    | DataAdmission
+    | Ok
+    | Refusal
+)
+
+
+# ---- between a client and its agent ----------------------------------------------------------------------------------
+
+
+class ClientHello(Message, frozen=True, tag=40):
+    """One engine process (scheduler or rank). `namespace` is the digest, `description` what it was made of, for people.
+    A scheduler that moves no bytes has part = -1."""
+
+    name: str
+    namespace: bytes
+    description: dict[str, str]
+    page_bytes: int
+    n_parts: int
+    part: int
+    part_offset: int
+    part_bytes: int
+
+
+class ClientWelcome(Message, frozen=True, tag=41):
+    """Comes with two file descriptors (SCM_RIGHTS): payload, headers."""
+
+    agent_id: _Id
+    extent_bytes: int
+    capacity_bytes: int
+    slot_bytes: int
+    verify: int
+    batch_pages_max: int
+
+
+class Locate(Message, frozen=True, tag=42):
+    """How much of this chain can be had? keys in chain order; `first` is the chain index of keys[0] (it decides the
+    anchors), `anchors` the anchor key of each group of 32 that the keys touch (packed, 16 bytes each)."""
+
+    request: str
+    first: int
+    keys: bytes
+    anchors: bytes
+
+
+class Located(Message, frozen=True, tag=43):
+    """statuses u8 per key: 0 miss, 1 in the own pool, 2 at a peer. `reason` names why the rest is missing (closed
+    list)."""
+
+    statuses: bytes
+    reason: str
+
+
+class Fetch(Message, frozen=True, tag=44):
+    """Make these pages resident in the own pool and pin them. Answer by the deadline: Fetched."""
+
+    request: str
+    first: int
+    keys: bytes
+    anchors: bytes
+
+
+class Fetched(Message, frozen=True, tag=45):
+    """outcomes u8 per key; slots, generations (u32) and payload offsets (u64) are valid where outcome is HIT, until
+    Release(pin) or `pin_ms` later."""
+
+    outcomes: bytes
+    slots: bytes
+    generations: bytes
+    offsets: bytes
+    pin: int
+    pin_ms: int
+
+
+class Release(Message, frozen=True, tag=46):
+    """The copy is done. `bad_slots`: slots whose copy was stale or corrupt, for quarantine (u32, with their outcomes
+    u8)."""
+
+    pin: int
+    bad_slots: bytes
+    bad_outcomes: bytes
+
+
+class Reserve(Message, frozen=True, tag=47):
+    """Room for these pages, please: all ranks of a pod ask with the same keys and get the same slots."""
+
+    first: int
+    keys: bytes
+    anchors: bytes
+
+
+class Reserved(Message, frozen=True, tag=48):
+    """statuses u8 per key: 0 write it (slots, generations, offsets valid), 1 already there, 2 no room."""
+
+    statuses: bytes
+    slots: bytes
+    generations: bytes
+    offsets: bytes
+
+
+class Commit(Message, frozen=True, tag=49):
+    """This rank's part of these slots is written, with these CRC-64 checksums (u64)."""
+
+    slots: bytes
+    generations: bytes
+    checksums: bytes
+
+
+class Committed(Message, frozen=True, tag=50):
+    """statuses u8 per slot: 0 accepted, 1 unknown or expired reservation (nothing is published)."""
+
+    statuses: bytes
+
+
+class Abandon(Message, frozen=True, tag=51):
+    """The client will not write these slots, and no copy into them is running."""
+
+    slots: bytes
+    generations: bytes
+
+
+class Reset(Message, frozen=True, tag=52):
+    """Withdraw everything that was published under the client's namespace (the engine reset its prefix cache)."""
+
+    reason: str
+
+
+ClientMessage = (
+    ClientHello
+    | ClientWelcome
+    | Locate
+    | Located
+    | Fetch
+    | Fetched
+    | Release
+    | Reserve
+    | Reserved
+    | Commit
+    | Committed
+    | Abandon
+    | Reset
+    | Ok
+    | Refusal
+)
