@@ -1,0 +1,47 @@
+"""The native data plane (libkvpeer.so) for Python: page bytes, checksums, tcp data connections, the directory table.
+
+The library is loaded at the first use; ConfigError says which file is missing or does not fit. Its calls release the
+GIL. Arrays are numpy arrays, C-contiguous and of exactly the dtype that a method names; they are checked, never copied
+or kept. A wrapper owns its native object and frees it at `close`, at garbage collection or at exit, whichever is first.
+"""
+
+from __future__ import annotations
+
+import time
+
+from kvpeer.native._arrays import PART_DTYPE, Keys
+from kvpeer.native._library import LIBRARY_PATH
+from kvpeer.native.checksum import build_info, copy_crc64, crc64, select_crc64
+from kvpeer.native.connection import DataConnection, FetchedPages
+from kvpeer.native.directory import HOLDERS_MAX, DirectoryStats, DirectoryTable
+from kvpeer.native.map import PoolMap, StridedLayout
+from kvpeer.native.pool import Pool
+from kvpeer.native.server import CAPABILITY_BYTES, DataServer, ServerLimits, ServerStats
+
+__all__ = [
+    "CAPABILITY_BYTES",
+    "HOLDERS_MAX",
+    "LIBRARY_PATH",
+    "PART_DTYPE",
+    "DataConnection",
+    "DataServer",
+    "DirectoryStats",
+    "DirectoryTable",
+    "FetchedPages",
+    "Keys",
+    "Pool",
+    "PoolMap",
+    "ServerLimits",
+    "ServerStats",
+    "StridedLayout",
+    "build_info",
+    "copy_crc64",
+    "crc64",
+    "monotonic_ns",
+    "select_crc64",
+]
+
+
+def monotonic_ns() -> int:
+    """Returns the time that native deadlines are measured in (CLOCK_MONOTONIC)."""
+    return time.monotonic_ns()
