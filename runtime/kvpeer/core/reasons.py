@@ -1,0 +1,49 @@
+"""Why pages were not found, and why a pull was or was not made: the closed lists that metrics, logs and answers use."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+__all__ = ["DecisionReason", "MissReason"]
+
+
+class MissReason(str, Enum):
+    """Why a key of a locate has no usable location."""
+
+    MISS = "miss"
+    """A synced owner knows no holder (or only this agent's own pool, which no longer has the page)."""
+    NEGATIVE = "negative"
+    """It was asked for a moment ago, or its locations failed: not asked again yet."""
+    UNSURE = "unsure"
+    """Every owner that answered has yet to be repaired after it took the partition over."""
+    LATE = "late"
+    """No answer by the deadline."""
+    FAILED = "failed"
+    """Every owner failed: its link is down, or it refused."""
+    GARBLED = "garbled"
+    """An owner's answer did not fit the question."""
+    BREAKER_OPEN = "breaker_open"
+    """Every owner is being avoided because it failed repeatedly."""
+    NO_OWNER = "no_owner"
+    """The ring names no owner for the partition."""
+    NO_MEMBERS = "no_members"
+    """There is no other agent to ask."""
+
+
+class DecisionReason(str, Enum):
+    """Why a request reloads, pulls or does nothing."""
+
+    LOCAL_HIT = "local_hit"
+    """The engine itself has all that can be reused."""
+    NOTHING_FOUND = "nothing_found"
+    """No page beyond the engine's own is in the pool or at a peer."""
+    RELOAD = "reload"
+    """Pages in the own pool continue the engine's prefix, and peers have nothing beyond them."""
+    PULL = "pull"
+    """Peers have enough beyond the local reach."""
+    MODE_OFF = "mode_off"
+    """Peers have pages, but pulling is turned off."""
+    BELOW_FLOOR = "below_floor"
+    """What peers have beyond the local reach is less than `min_cached_token_delta`."""
+    NO_TIME = "no_time"
+    """No wait is allowed for a pull."""

@@ -1,0 +1,130 @@
+"""From whom to pull the pages that were located.
+
+One producer for as long a prefix as possible, because a prefix is what the engine can use and one request moves it.
+Among those within a page of the longest one, a choice with weight 1 / (1 + requests in flight), so that readers of a
+popular prefix spread over its holders; the choice is a function of the request's id, so that all ranks and retries of a
+request agree.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from kvpeer.model import AgentId, LocalProtocolError
+
+__all__ = ["PREFIX_BAND_PAGES", "SOURCES_MAX", "Holding", "Source", "choose_sources"]
+
+SOURCES_MAX = 16
+"""Producers that one request pulls from: each costs a round trip and a share of the deadline. What only others hold is
+left out, which the reader counts as a miss."""
+
+PREFIX_BAND_PAGES = 1
+"""Producers whose prefix is at most this much shorter than the longest are as good: the last page is often just being
+published."""
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Holding:
+    """Who holds what, as a LocateResult says: counts u8 [n], holders HOLDER_DTYPE [sum of counts], agents.
+
+    `usable`: which agents are alive and not avoided, bool [agents]. `failed`: which holders are known to fail (negative
+    cache), bool [holders]. `in_flight`: requests that each agent has in flight, [agents].
+
+    Raises:
+        LocalProtocolError: the lengths do not fit together.
+    """
+
+    counts: npt.NDArray[np.uint8]
+    holders: npt.NDArray[np.void]
+    agents: Sequence[AgentId]
+    usable: Mask
+    failed: Mask
+    in_flight: npt.NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        n_holders = int(self.counts.sum(dtype=np.int64))
+        if self.holders.shape != (n_holders,) or self.failed.shape != (n_holders,):
+            raise LocalProtocolError(f"{n_holders} holders expected, not {self.holders.shape} and {self.failed.shape}")
+        if self.usable.shape != (len(self.agents),) or self.in_flight.shape != (len(self.agents),):
+            raise LocalProtocolError(f"{len(self.agents)} agents need as many entries in usable and in_flight")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Source:
+    """Pull these pages from this producer: `indices` u32 [k] into the batch, ascending, and their holders [k]."""
+
+    producer: AgentId
+    indices: npt.NDArray[np.uint32]
+    holders: npt.NDArray[np.void]
+
+
+def choose_sources(holding: Holding, request: str) -> list[Source]:
+    """At most SOURCES_MAX sources, each page in at most one of them; a page that a usable producer holds is left out
+    only when that many sources did not suffice."""
+    offers = _offers(holding)
+    is_open = np.zeros(len(holding.counts), dtype=np.bool_)
+    for pages, _ in offers.values():
+        is_open[pages] = True
+    sources: list[Source] = []
+    while len(sources) < SOURCES_MAX and is_open.any():
+        agent = _choose(offers, is_open, holding, request)
+        pages, holders = offers.pop(agent)
+        wanted = is_open[pages]
+        sources.append(Source(holding.agents[agent], pages[wanted], holders[wanted]))
+        is_open[pages] = False
+    return sources
+
+
+def _offers(holding: Holding) -> dict[int, tuple[npt.NDArray[np.uint32], npt.NDArray[np.void]]]:
+    """Per usable agent: the pages it holds, ascending, and one holder for each, of the fastest tier."""
+    pages = np.arange(len(holding.counts), dtype=np.uint32).repeat(holding.counts)
+    usable = holding.usable[holding.holders["agent"]] & ~holding.failed
+    pages, holders = pages[usable], holding.holders[usable]
+    order = np.lexsort((holders["tier"], pages, holders["agent"]))
+    pages, holders = pages[order], holders[order]
+    is_first = np.ones(len(pages), dtype=np.bool_)
+    is_first[1:] = (pages[1:] != pages[:-1]) | (holders["agent"][1:] != holders["agent"][:-1])
+    pages, holders = pages[is_first], holders[is_first]
+    agents, starts = np.unique(holders["agent"], return_index=True)
+    bounds = pairwise([*starts.tolist(), len(pages)])
+    return {
+        int(agent): (pages[start:stop], holders[start:stop])
+        for agent, (start, stop) in zip(agents, bounds, strict=True)
+    }
+
+
+def _choose(
+    offers: dict[int, tuple[npt.NDArray[np.uint32], npt.NDArray[np.void]]],
+    is_open: Mask,
+    holding: Holding,
+    request: str,
+) -> int:
+    """The agent to pull from next: one of those with the longest prefix of the open pages."""
+    open_pages = np.flatnonzero(is_open)
+    prefixes = {agent: _prefix_pages(pages[is_open[pages]], open_pages) for agent, (pages, _) in offers.items()}
+    enough = max(1, max(prefixes.values()) - PREFIX_BAND_PAGES)
+    candidates = [agent for agent, n_pages in prefixes.items() if n_pages >= enough]
+    return min(candidates, key=lambda agent: _lot(request, holding.agents[agent], int(holding.in_flight[agent])))
+
+
+def _prefix_pages(pages: npt.NDArray[np.uint32], open_pages: npt.NDArray[np.intp]) -> int:
+    """How many of the first open pages are all among `pages` (ascending, all of them open)."""
+    differs = pages != open_pages[: len(pages)]
+    return int(differs.argmax()) if differs.any() else len(pages)
+
+
+def _lot(request: str, agent: AgentId, in_flight: int) -> float:
+    """The smallest lot wins with a probability proportional to the weight: exponentially distributed with rate
+    1 / (1 + in_flight), and the same in every process."""
+    digest = hashlib.blake2b(request.encode(), key=agent, digest_size=8).digest()
+    uniform = (int.from_bytes(digest, "big") + 1) / (2**64 + 1)
+    return -math.log(uniform) * (1 + max(0, in_flight))

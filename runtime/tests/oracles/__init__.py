@@ -1,0 +1,1 @@
+"""Plain models of the promises: slow, obvious, and compared with what really runs."""
