@@ -1,0 +1,333 @@
+"""`Client`: locate, fetch and publish pages through the agent of this pod or user.
+
+Nothing that a peer, the agent or a deadline does raises out of these calls: what could not be had is a miss, and a
+counter says why. Page bytes are moved by the engine's own process, between its memory and the mapped pool.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from kvpeer.client.device import Copier, EngineLayout, NativeCopier, SlotPages
+from kvpeer.client.embedded import ensure_agent
+from kvpeer.client.link import AgentSilentError, Link
+from kvpeer.client.session import Session
+from kvpeer.client.settings import ClientSettings, Registration
+from kvpeer.core.chain import ChainSlice
+from kvpeer.model import (
+    CapacityError,
+    KvPeerError,
+    LocalProtocolError,
+    Outcome,
+    PeerUnavailableError,
+    RemoteProtocolError,
+)
+from kvpeer.wire.messages import (
+    Abandon,
+    ClientMessage,
+    Commit,
+    Committed,
+    Fetch,
+    Fetched,
+    Locate,
+    Located,
+    Ok,
+    Release,
+    Reserve,
+    Reserved,
+    Reset,
+)
+from kvpeer.wire.packing import U1, U4, U8, pack, unpack
+
+__all__ = ["Client", "LocateResult", "PublishResult"]
+
+BATCH_PAGES_MAX = 256
+"""Pages that one fetch or publish moves between two messages. An agent may allow fewer. Large enough that messages do
+not count, small enough that pins are short and a deadline takes effect between two batches."""
+
+COMMIT_TIMEOUT_S = 0.5
+"""The commit of a copy that is done waits this long even if the deadline has passed: the work would be lost."""
+
+RESET_TIMEOUT_S = 2.0
+"""For the agent's word that everything is withdrawn."""
+
+_WRITE, _PRESENT = 0, 1  # Reserved.statuses
+
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True)
+class LocateResult:
+    """statuses, u8 [n]: 0 nowhere, 1 in the own pool, 2 at a peer. reason: why the rest is missing, from a closed
+    list."""
+
+    statuses: npt.NDArray[np.uint8]
+    reason: str
+
+
+@dataclass(frozen=True)
+class PublishResult:
+    """Pages whose part is in the pool now, pages that were there, and pages that found no room or came too late."""
+
+    n_written: int
+    n_present: int
+    n_refused: int
+
+
+class Client:
+    """One engine process's way to its agent; made by `connect`.
+
+    Thread-safe: requests of several threads share one connection and do not wait for each other; each thread copies
+    its own pages. `_counts_lock` protects the counters alone.
+    """
+
+    def __init__(self, session: Session, registration: Registration) -> None:
+        self._session = session
+        self._registration = registration
+        self._copier: Copier | None = None
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._counts_lock = threading.Lock()
+
+    @classmethod
+    def connect(cls, settings: ClientSettings, registration: Registration) -> Client:
+        """A client, connected or still connecting: blocks for `settings.start_timeout_s` at most, and an agent that
+        is not there yet is waited for in the background.
+
+        Raises:
+            ConfigError: there can be no agent as things are (packages are missing, the agent refuses this client);
+            the message
+                names the fix.
+        """
+
+        def find_socket(deadline: float) -> str:
+            return settings.socket or ensure_agent(settings, deadline)
+
+        session = Session(find_socket, registration, settings.start_timeout_s)
+        try:
+            session.wait_connected(settings.start_timeout_s)
+        except KvPeerError:
+            session.close()
+            raise
+        return cls(session, registration)
+
+    def register_layout(self, layout: EngineLayout, copier: Copier | None = None) -> None:
+        """Says where the engine's blocks are, once, before fetch and publish. A copier for a device may be given
+        instead of copying by the CPU.
+
+        Raises:
+            LocalProtocolError: the layout's blocks are not as long as the registered part.
+        """
+        if layout.part_bytes != self._registration.part_bytes:
+            raise LocalProtocolError(
+                f"a block has {layout.part_bytes} bytes, but this part was registered with "
+                f"{self._registration.part_bytes}"
+            )
+        self._copier = copier or NativeCopier(layout)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether there is an agent that answers. Never blocks."""
+        return self._session.is_connected
+
+    def counters(self) -> dict[tuple[str, str], int]:
+        """Counts so far by (what, how it ended): pages located, fetched and published, and failures by reason."""
+        with self._counts_lock:
+            return dict(self._counts)
+
+    def close(self) -> None:
+        """Ends the connection. Blocks until running copies have ended, for a bounded time."""
+        self._session.close()
+
+    # ---- what engines ask
+
+    def locate(self, chain: ChainSlice, request: str, deadline_s: float) -> LocateResult:
+        """Where these pages are. Blocks for `deadline_s` at most; what is not known by then is nowhere."""
+        deadline = time.monotonic() + deadline_s
+        statuses, reason = np.zeros(len(chain), dtype=np.uint8), ""
+        try:
+            with self._session.link() as link:
+                for start, stop in _batches(len(chain), link.welcome.batch_pages_max):
+                    part = chain.part(start, stop)
+                    located = _ask(link, Locate(request, part.first, part.keys, part.anchors), Located, deadline)
+                    statuses[start:stop] = unpack(located.statuses, U1, len(part), "statuses")
+                    reason = reason or located.reason
+        except KvPeerError as error:
+            reason = self._failed("locate", error)
+        self._count_values("located_pages", statuses, ("nowhere", "own_pool", "peer"))
+        return LocateResult(statuses, reason)
+
+    def fetch(
+        self, chain: ChainSlice, blocks: npt.NDArray[np.int64], request: str, deadline_s: float
+    ) -> npt.NDArray[np.uint8]:
+        """The outcome of each page, u8 [n]; the block of a HIT holds this rank's part, the others hold anything.
+
+        blocks: i8 [n]. Blocks until everything is there or given up; when it returns nothing writes into the blocks
+        any more. Waiting ends at the deadline; a copy that is running then is finished.
+        """
+        deadline = time.monotonic() + deadline_s
+        outcomes = np.full(len(chain), Outcome.MISS, dtype=np.uint8)
+        try:
+            with self._session.link() as link:
+                for start, stop in _batches(len(chain), min(BATCH_PAGES_MAX, link.welcome.batch_pages_max)):
+                    outcomes[start:] = Outcome.TIMEOUT  # unless the batches say better
+                    outcomes[start:stop] = self._fetch_batch(
+                        link, chain.part(start, stop), blocks[start:stop], request, deadline
+                    )
+        except AgentSilentError as error:
+            self._failed("fetch", error)
+        except KvPeerError as error:
+            self._failed("fetch", error)
+            outcomes[outcomes == Outcome.TIMEOUT] = Outcome.MISS
+        self._count_values("fetched_pages", outcomes, tuple(outcome.name.lower() for outcome in Outcome))
+        return outcomes
+
+    def publish(
+        self,
+        chain: ChainSlice,
+        blocks: npt.NDArray[np.int64],
+        deadline_s: float,
+        is_current: Callable[[], bool] = lambda: True,
+    ) -> PublishResult:
+        """Copies this rank's part of these pages into the pool. Blocks; the blocks are not read any more when it
+        returns.
+
+        blocks: i8 [n]. is_current: asked after a copy; False means that the blocks were taken back meanwhile, and the
+        copy is dropped.
+        """
+        deadline = time.monotonic() + deadline_s
+        n_written = n_present = 0
+        try:
+            with self._session.link() as link:
+                for start, stop in _batches(len(chain), min(BATCH_PAGES_MAX, link.welcome.batch_pages_max)):
+                    part = chain.part(start, stop)
+                    written, present = self._publish_batch(link, part, blocks[start:stop], deadline, is_current)
+                    n_written, n_present = n_written + written, n_present + present
+        except KvPeerError as error:
+            self._failed("publish", error)
+        result = PublishResult(n_written, n_present, len(chain) - n_written - n_present)
+        with self._counts_lock:
+            self._counts["published_pages", "written"] += result.n_written
+            self._counts["published_pages", "present"] += result.n_present
+            self._counts["published_pages", "refused"] += result.n_refused
+        return result
+
+    def reset(self, reason: str) -> bool:
+        """Withdraws every page of this client's namespace from the agent's pool; True when that is done."""
+        try:
+            with self._session.link() as link:
+                _ask(link, Reset(reason), Ok, time.monotonic() + RESET_TIMEOUT_S)
+        except KvPeerError as error:
+            self._failed("reset", error)
+            return False
+        return True
+
+    # ---- one batch
+
+    def _fetch_batch(
+        self, link: Link, chain: ChainSlice, blocks: npt.NDArray[np.int64], request: str, deadline: float
+    ) -> npt.NDArray[np.uint8]:
+        copier, n = self._ready_copier(), len(chain)
+        fetched = _ask(link, Fetch(request, chain.first, chain.keys, chain.anchors), Fetched, deadline)
+        bad_slots, bad_outcomes = np.zeros(0, dtype=U4), np.zeros(0, dtype=U1)
+        try:
+            outcomes: npt.NDArray[np.uint8] = unpack(fetched.outcomes, U1, n, "outcomes").copy()
+            hits = np.flatnonzero(outcomes == Outcome.HIT)
+            if len(hits):
+                pages = SlotPages(
+                    np.frombuffer(chain.keys, dtype=np.uint8).reshape(n, -1)[hits].tobytes(),
+                    unpack(fetched.slots, U4, n, "slots")[hits],
+                    unpack(fetched.generations, U4, n, "generations")[hits],
+                    unpack(fetched.offsets, U8, n, "offsets")[hits],
+                )
+                registration = self._registration
+                copied = copier.scatter(
+                    link.pool, pages, registration.part, registration.part_offset, blocks[hits], link.verify
+                )
+                outcomes[hits] = copied
+                bad_slots, bad_outcomes = pages.slots[copied != Outcome.HIT], copied[copied != Outcome.HIT]
+        finally:
+            if fetched.pin:
+                link.give_back(Release(fetched.pin, pack(bad_slots, U4), pack(bad_outcomes, U1)))
+        return outcomes
+
+    def _publish_batch(
+        self,
+        link: Link,
+        chain: ChainSlice,
+        blocks: npt.NDArray[np.int64],
+        deadline: float,
+        is_current: Callable[[], bool],
+    ) -> tuple[int, int]:
+        """Returns how many pages were written and how many were there."""
+        copier, n = self._ready_copier(), len(chain)
+        reserved = _ask(link, Reserve(chain.first, chain.keys, chain.anchors), Reserved, deadline)
+        statuses = unpack(reserved.statuses, U1, n, "statuses")
+        granted = statuses == _WRITE
+        n_present = int((statuses == _PRESENT).sum())
+        if not granted.any():
+            return 0, n_present
+        slots = unpack(reserved.slots, U4, n, "slots")[granted]
+        generations = unpack(reserved.generations, U4, n, "generations")[granted]
+        offsets = unpack(reserved.offsets, U8, n, "offsets")[granted]
+        is_settled = False
+        try:
+            checksums = copier.gather(link.pool, offsets, self._registration.part_offset, blocks[granted])
+            if not is_current():
+                return 0, n_present
+            commit = Commit(pack(slots, U4), pack(generations, U4), pack(checksums, U8))
+            committed = _ask(link, commit, Committed, max(deadline, time.monotonic() + COMMIT_TIMEOUT_S))
+            is_settled = True
+        finally:
+            if not is_settled:  # harmless if the commit did arrive: it stands before this on the stream
+                link.give_back(Abandon(pack(slots, U4), pack(generations, U4)))
+        n_written = int((unpack(committed.statuses, U1, len(slots), "statuses") == 0).sum())
+        return n_written, n_present
+
+    def _ready_copier(self) -> Copier:
+        if self._copier is None:
+            raise LocalProtocolError("register_layout comes before fetch and publish")
+        return self._copier
+
+    # ---- counting
+
+    def _failed(self, operation: str, error: KvPeerError) -> str:
+        """Counts a failure; returns its reason."""
+        reason = next((reason for kind, reason in _REASONS if isinstance(error, kind)), "internal")
+        with self._counts_lock:
+            self._counts[f"failed_{operation}", reason] += 1
+        return reason
+
+    def _count_values(self, what: str, values: npt.NDArray[np.uint8], names: tuple[str, ...]) -> None:
+        counts = np.bincount(values, minlength=len(names)).tolist()
+        with self._counts_lock:
+            for name, n in zip(names, counts, strict=False):
+                if n:
+                    self._counts[what, name] += n
+
+
+_REASONS: tuple[tuple[type[KvPeerError], str], ...] = (
+    (AgentSilentError, "agent_silent"),
+    (PeerUnavailableError, "no_agent"),
+    (CapacityError, "agent_busy"),
+    (RemoteProtocolError, "protocol"),
+)
+
+
+def _batches(n: int, size: int) -> Iterator[tuple[int, int]]:
+    for start in range(0, n, size):
+        yield start, min(start + size, n)
+
+
+def _ask(link: Link, message: ClientMessage, kind: type[_Answer], deadline: float) -> _Answer:
+    answer = link.request(message, deadline)
+    if not isinstance(answer, kind):
+        raise RemoteProtocolError(f"the agent answered a {type(message).__name__} with a {type(answer).__name__}")
+    return answer

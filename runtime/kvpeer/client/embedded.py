@@ -1,0 +1,165 @@
+"""An agent for engines that have none beside them: started by the first process of an engine that needs it, shared by
+all of them.
+
+Each engine has a folder of its own below the user's runtime folder, with the agent's socket, log, and a lock that
+lets exactly one process start the agent. The agent runs in a session of its own, outlives the process that started
+it, and ends by itself some time after its last client left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import importlib.util
+import os
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from kvpeer.client.settings import ClientSettings
+from kvpeer.model import ConfigError, PeerUnavailableError
+
+__all__ = ["engine_folder", "ensure_agent", "runtime_folder"]
+
+AGENT_PACKAGES = ("cryptography", "prometheus_client", "uvloop", "yaml")
+"""What the agent needs beyond the client, by import name."""
+
+POLL_S = 0.02
+"""How often a starting agent's socket, or the lock, is tried."""
+
+LOG_TAIL_BYTES = 2000
+"""How much of a failed agent's log goes into the error."""
+
+_children: list[subprocess.Popen[bytes]] = []
+"""Agents that this process started. Kept to reap them when they end before this process does."""
+
+
+def ensure_agent(settings: ClientSettings, deadline: float) -> str:
+    """The socket of the engine's agent, which serves there; started here if no process has done so. Blocks until
+    `deadline` (monotonic seconds) at most.
+
+    Raises:
+        ConfigError: the agent cannot start as things are; the message names the fix.
+        PeerUnavailableError: it was not ready by the deadline.
+    """
+    folder = engine_folder(settings.engine, os.environ)
+    path = str(folder / "agent.sock")
+    if _is_served(path):
+        return path
+    with _locked(folder / "agent.lock", deadline):
+        if not _is_served(path):
+            _start(settings, folder, path, deadline)
+    return path
+
+
+def runtime_folder(environment: Mapping[str, str]) -> Path:
+    """The user's folder for agents on this host, the same that an agent takes by default."""
+    configured = environment.get("KVPEER_AGENT_RUNTIME_DIR", "")
+    if configured:
+        return Path(configured)
+    base = environment.get("XDG_RUNTIME_DIR", "")
+    if os.path.isabs(base):
+        return Path(base) / "kvpeer"
+    return Path(f"/tmp/kvpeer-{os.getuid()}")  # noqa: S108 - owner and mode are checked before use
+
+
+def engine_folder(engine: str, environment: Mapping[str, str]) -> Path:
+    """The folder of one engine's agent, made with mode 0700 where it was missing.
+
+    Raises:
+        ConfigError: it cannot be made, or somebody else could reach into it.
+    """
+    top = runtime_folder(environment)
+    name = hashlib.sha256(engine.encode()).hexdigest()[:16]  # any text names an engine; paths must stay short
+    folder = top / "engines" / name
+    try:
+        for path in (top, folder.parent, folder):
+            path.mkdir(mode=0o700, exist_ok=True)
+        for path in (top, folder):
+            status = path.lstat()
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
+                raise ConfigError(
+                    f"{path} must be a folder of this user with mode 0700: remove it, or set XDG_RUNTIME_DIR"
+                )
+    except OSError as error:
+        raise ConfigError(f"cannot make the folder {folder}: {error.strerror}; set XDG_RUNTIME_DIR") from error
+    return folder
+
+
+def _start(settings: ClientSettings, folder: Path, path: str, deadline: float) -> None:
+    _children[:] = [child for child in _children if child.poll() is None]
+    command = list(settings.agent_command) or _default_command()
+    log_path = folder / "agent.log"
+    environment = {**os.environ, **settings.agent_environment, "KVPEER_AGENT_SOCKET": path}
+    package_root = str(Path(__file__).resolve().parents[2])
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (package_root, environment.get("PYTHONPATH", ""))))
+    with open(log_path, "wb") as log:
+        try:
+            child = subprocess.Popen(  # noqa: S603 - our own command line
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
+            )
+        except OSError as error:
+            raise ConfigError(f"the agent cannot be started as {command[0]}: {error}") from error
+    _children.append(child)
+    while not _is_served(path):
+        if child.poll() is not None:
+            raise ConfigError(
+                f"the agent ended with status {child.returncode} at its start; {log_path} says:\n{_tail(log_path)}"
+            )
+        if time.monotonic() >= deadline:
+            raise PeerUnavailableError(f"the agent (process {child.pid}) is not ready yet; see {log_path}")
+        time.sleep(POLL_S)
+
+
+def _default_command() -> list[str]:
+    missing = [name for name in AGENT_PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"this engine has no agent and cannot start one, because the packages {', '.join(missing)} are missing: "
+            "install kvpeer[agent], or set KVPEER_SOCKET to a running agent's socket"
+        )
+    return [sys.executable, "-m", "kvpeer.cli", "agent", "--embedded"]
+
+
+def _is_served(path: str) -> bool:
+    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except BlockingIOError:
+            return True  # its backlog is full
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ECONNREFUSED):
+                return False
+            raise ConfigError(f"{path} is not an agent's socket: {error}") from error
+    return True
+
+
+@contextlib.contextmanager
+def _locked(path: Path, deadline: float) -> Iterator[None]:
+    """Holds the lock file. Who waits for it is waiting for another process that starts the agent."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise PeerUnavailableError("another process is still starting the agent") from None
+                time.sleep(POLL_S)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _tail(path: Path) -> str:
+    with open(path, "rb") as log:
+        log.seek(max(0, path.stat().st_size - LOG_TAIL_BYTES))
+        return log.read().decode(errors="replace").strip()

@@ -1,0 +1,22 @@
+"""Moving page bytes into memory of this process: one interface, one module a path.
+
+`fetch` returns only when nothing writes into the destinations any more, whatever happened.
+"""
+
+from __future__ import annotations
+
+from kvpeer.transport.base import CHUNK_BYTES_MAX, FetchBatch, FetchResult, Transport
+from kvpeer.transport.connections import CapabilitySource, Producer
+from kvpeer.transport.shm import ShmTransport
+from kvpeer.transport.tcp import TcpPeer
+
+__all__ = [
+    "CHUNK_BYTES_MAX",
+    "CapabilitySource",
+    "FetchBatch",
+    "FetchResult",
+    "Producer",
+    "ShmTransport",
+    "TcpPeer",
+    "Transport",
+]

@@ -1,0 +1,106 @@
+"""Engines without an agent beside them start one, together, and share it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kvpeer.client import embedded
+from kvpeer.client.settings import ClientSettings
+from kvpeer.model import ConfigError, PeerUnavailableError
+from processes.engine import Engine
+from processes.handles import FOLDER, eventually
+
+
+@pytest.fixture
+def runtime_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A short path, as Unix sockets need. Agents that were started below it are ended."""
+    with tempfile.TemporaryDirectory(prefix="kv") as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        monkeypatch.delenv("KVPEER_AGENT_RUNTIME_DIR", raising=False)
+        before = list(embedded._children)
+        yield Path(folder)
+        for child in [child for child in embedded._children if child not in before]:
+            child.kill()
+            child.wait(10)
+
+
+def settings(engine: str = "e") -> ClientSettings:
+    command = (sys.executable, str(FOLDER / "pool_agent.py"), json.dumps({}))
+    return ClientSettings(engine=engine, start_timeout_s=15, agent_command=command)
+
+
+@pytest.mark.process
+def test_processes_of_one_engine_share_one_agent_and_other_engines_have_their_own(runtime_dir: Path) -> None:
+    paths: list[str] = []
+    n_before = len(embedded._children)
+    ranks = [
+        threading.Thread(target=lambda: paths.append(embedded.ensure_agent(settings(), time.monotonic() + 15)))
+        for _ in range(4)
+    ]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(20)
+    assert len(paths) == 4
+    assert len(set(paths)) == 1
+    assert len(embedded._children) == n_before + 1
+    other = embedded.ensure_agent(settings("another engine"), time.monotonic() + 15)
+    assert other != paths[0]
+    assert os.getsid(embedded._children[-1].pid) == embedded._children[-1].pid, "it must outlive our terminal"
+    assert stat.S_IMODE(Path(other).parent.stat().st_mode) == 0o700
+
+
+@pytest.mark.process
+def test_an_embedded_agent_that_was_killed_is_started_again(runtime_dir: Path) -> None:
+    engine = Engine("", settings=settings())
+    try:
+        assert engine.publish(1)[0] == 1
+        embedded._children[-1].send_signal(signal.SIGKILL)
+        eventually(lambda: not engine.client.healthy)
+        eventually(lambda: engine.client.healthy)
+        assert engine.publish(1)[0] == 1
+    finally:
+        engine.client.close()
+
+
+@pytest.mark.process
+def test_an_agent_that_ends_at_its_start_is_reported_with_its_own_words(runtime_dir: Path) -> None:
+    broken = (sys.executable, "-c", "raise SystemExit('pool.size is too small')")
+    with pytest.raises(ConfigError, match=r"pool\.size is too small"):
+        embedded.ensure_agent(ClientSettings(agent_command=broken), time.monotonic() + 15)
+
+
+def test_an_agent_that_does_not_get_ready_is_not_waited_for_beyond_the_deadline(runtime_dir: Path) -> None:
+    silent = (sys.executable, "-c", "import sys; sys.stdin.close(); import threading; threading.Event().wait(30)")
+    with pytest.raises(PeerUnavailableError, match="not ready"):
+        embedded.ensure_agent(ClientSettings(agent_command=silent), time.monotonic() + 0.2)
+
+
+def test_missing_packages_are_named_with_the_fix(runtime_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "AGENT_PACKAGES", ("json", "no_such_package"))
+    with pytest.raises(ConfigError, match=r"no_such_package are missing: install kvpeer\[agent\]"):
+        embedded.ensure_agent(ClientSettings(), time.monotonic() + 1)
+
+
+def test_a_folder_that_others_can_enter_is_refused(runtime_dir: Path) -> None:
+    (runtime_dir / "kvpeer").mkdir()
+    (runtime_dir / "kvpeer").chmod(0o755)
+    with pytest.raises(ConfigError, match="mode 0700"):
+        embedded.engine_folder("e", os.environ)
+
+
+def test_a_configured_socket_wins_over_the_environment_and_over_an_embedded_agent() -> None:
+    environment = {"KVPEER_SOCKET": "/run/kvpeer/agent.sock"}
+    assert ClientSettings.from_environment(environment, "e").socket == "/run/kvpeer/agent.sock"
+    assert ClientSettings.from_environment(environment, "e", "/a.sock").socket == "/a.sock"
+    assert ClientSettings.from_environment({}, "e").socket == ""
