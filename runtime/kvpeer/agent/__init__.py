@@ -1,0 +1,1 @@
+"""The agent: composition root, tasks, sockets, TLS, configuration, metrics endpoint."""

@@ -1,0 +1,330 @@
+"""The agent's Unix socket for engines: who may connect, the hello with its file descriptors, and the life of a
+connection.
+
+A connection is one client (an engine's scheduler or one rank). Its requests are answered by
+`requests.ClientRequests`, several at a time and each by its deadline. When it closes, everything that the client held
+is given back. What a client can make this agent hold is bounded: connections, requests under way, frame sizes, and
+unread answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvpeer.agent.config.settings import SOCKET_PATH_BYTES_MAX
+from kvpeer.agent.pool import Locator, PoolService, Puller
+from kvpeer.agent.private_files import private_folder
+from kvpeer.agent.requests import Client, ClientRequests
+from kvpeer.metrics import Metrics
+from kvpeer.model import AgentId, CapacityError, ConfigError, KvPeerError, RemoteProtocolError, Verify
+from kvpeer.wire.codec import decode_client, encode
+from kvpeer.wire.framing import Frame, FrameKind, FrameReader, pack_frame
+from kvpeer.wire.messages import ClientHello, ClientMessage, ClientWelcome, Refusal, RefusalCode
+
+__all__ = ["ClientLimits", "ClientServer", "prepare_socket_path"]
+
+BACKLOG = 128
+"""Connections that wait for accept: all ranks of the largest pod start at once."""
+
+HELLO_TIMEOUT_S = 2.0
+"""From connect to a whole hello; a client sends it at once."""
+
+READ_BYTES = 64 << 10
+"""One read from a client; a batch of 4,096 keys fits."""
+
+REQUESTS_MAX = 32
+"""Requests of one client under way at once: a connector has one a load thread, one for publishing and one for its
+scheduler."""
+
+UNREAD_BYTES_MAX = 8 << 20
+"""Answers that a client has not read. More than two of the largest frames: it does not read at all and is dropped."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientLimits:
+    """clients_max: connections at once, further ones are refused. batch_pages_max: pages in one request."""
+
+    clients_max: int = 64
+    batch_pages_max: int = 4096
+
+
+class ClientServer:
+    """Serves the clients of one agent. Belongs to one event loop.
+
+    on_clients_changed: called with the number of clients after every change. is_private: whether folder and socket
+    are for this user alone; in a pod they are shared by containers that run as different users.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        agent_id: AgentId,
+        pool: PoolService,
+        capacity_bytes: int,
+        extent_bytes: int,
+        verify: Verify,
+        locator: Locator,
+        puller: Puller,
+        clock: Callable[[], float],
+        metrics: Metrics,
+        limits: ClientLimits = ClientLimits(),
+        *,
+        is_private: bool = True,
+        on_clients_changed: Callable[[int], None] = lambda n_clients: None,
+    ) -> None:
+        self._path = path
+        self._agent_id = agent_id
+        self._pool = pool
+        self._capacity_bytes = capacity_bytes
+        self._extent_bytes = extent_bytes
+        self._verify = verify
+        self._clock = clock
+        self._limits = limits
+        self._is_private = is_private
+        self._on_clients_changed = on_clients_changed
+        self._requests = ClientRequests(pool, locator, puller, clock, limits.batch_pages_max, metrics)
+        self._listener: socket.socket | None = None
+        self._accepting: asyncio.Task[None] | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+        self._n_clients = 0
+        self._last_client = 0
+        self.n_refused = 0
+        self.n_protocol_errors = 0
+        self.n_internal_errors = 0
+
+    @property
+    def n_clients(self) -> int:
+        """Clients whose hello was accepted and that are still connected."""
+        return self._n_clients
+
+    async def start(self) -> None:
+        """Listens. Raises as `prepare_socket_path`."""
+        prepare_socket_path(self._path, is_private=self._is_private)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.setblocking(False)
+        listener.bind(self._path)
+        os.chmod(self._path, 0o600 if self._is_private else 0o666)
+        listener.listen(BACKLOG)
+        self._listener = listener
+        self._accepting = asyncio.get_running_loop().create_task(self._accept(listener))
+
+    async def close(self) -> None:
+        """Stops listening, closes every connection, and waits until all that clients held was given back."""
+        if self._accepting is not None:
+            self._accepting.cancel()
+            await asyncio.wait([self._accepting])
+        if self._listener is not None:
+            self._listener.close()
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path)
+        for task in self._connections:
+            task.cancel()
+        if self._connections:
+            await asyncio.wait(self._connections)
+
+    # ---- connections
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, _ = await loop.sock_accept(listener)
+            except OSError:
+                _log.exception("a client could not be accepted")
+                await asyncio.sleep(0.1)  # out of descriptors: do not spin
+                continue
+            sock.setblocking(False)
+            task = loop.create_task(self._serve(sock))
+            self._connections.add(task)
+            task.add_done_callback(self._connections.discard)
+
+    async def _serve(self, sock: socket.socket) -> None:
+        """One connection from accept to its end."""
+        with sock:
+            try:
+                client = await self._greet(sock)
+            except OSError as error:  # also who only looks whether an agent serves here
+                _log.debug("a connection ended before its hello: %s", error)
+                return
+            except (asyncio.TimeoutError, KvPeerError) as error:
+                _log.warning("a client was not let in: %s", error)
+                return
+            self._n_clients += 1
+            self._on_clients_changed(self._n_clients)
+            try:
+                await self._converse(client, sock)
+            finally:
+                self._pool.leave(client.number, client.cohort)
+                self._n_clients -= 1
+                self._on_clients_changed(self._n_clients)
+                _log.info("client %s left", client.name)
+
+    async def _greet(self, sock: socket.socket) -> Client:
+        """The client, after its hello was checked and answered. A refusal is sent before the error is raised."""
+        frame = await asyncio.wait_for(self._first_frame(sock), HELLO_TIMEOUT_S)
+        try:
+            hello = self._checked_hello(frame)
+            cohort = self._pool.join(hello)
+        except (CapacityError, RemoteProtocolError) as error:
+            self.n_refused += 1
+            code = RefusalCode.BUSY if isinstance(error, CapacityError) else RefusalCode.REFUSED
+            with contextlib.suppress(OSError):
+                sock.send(pack_frame(FrameKind.ERROR, frame.id, encode(Refusal(code, str(error)))))
+            raise
+        self._last_client += 1
+        client = Client(self._last_client, hello.name, cohort, hello.part)
+        try:
+            self._welcome(sock, client, frame.id)
+        except OSError:
+            self._pool.leave(client.number, cohort)
+            raise
+        _log.info("client %s joined namespace %s as part %d", hello.name, hello.namespace.hex()[:16], hello.part)
+        return client
+
+    def _checked_hello(self, frame: Frame) -> ClientHello:
+        if len(self._connections) > self._limits.clients_max:
+            raise CapacityError(f"this agent serves at most {self._limits.clients_max} clients (limits.clients_max)")
+        hello = decode_client(frame.body)
+        if not isinstance(hello, ClientHello):
+            raise RemoteProtocolError(f"the first message is a {type(hello).__name__} instead of a ClientHello")
+        return hello
+
+    def _welcome(self, sock: socket.socket, client: Client, frame_id: int) -> None:
+        welcome = ClientWelcome(
+            self._agent_id,
+            self._extent_bytes,
+            self._capacity_bytes,
+            self._pool.slot_bytes(client.cohort),
+            self._verify,
+            self._limits.batch_pages_max,
+        )
+        frame = pack_frame(FrameKind.REPLY, frame_id, encode(welcome))
+        # Nothing was sent on this socket before, so that the kernel has room for all of it.
+        n_sent = socket.send_fds(sock, [frame], list(self._pool.native.fds))
+        if n_sent != len(frame):
+            raise OSError("the welcome did not fit into the socket's buffer")
+
+    @staticmethod
+    async def _first_frame(sock: socket.socket) -> Frame:
+        """The hello's frame, read without a stream: a stream could not send descriptors afterwards."""
+        loop = asyncio.get_running_loop()
+        reader = FrameReader()
+        while True:
+            chunk = await loop.sock_recv(sock, READ_BYTES)
+            if not chunk:
+                raise ConnectionResetError("closed by the client")
+            frames = reader.feed(chunk)
+            if not frames:
+                continue
+            if len(frames) > 1 or reader.n_buffered or frames[0].kind is not FrameKind.REQUEST:
+                raise RemoteProtocolError("a client sends one request, its hello, and waits for the answer")
+            return frames[0]
+
+    # ---- requests
+
+    async def _converse(self, client: Client, sock: socket.socket) -> None:
+        reader, writer = await asyncio.open_unix_connection(sock=sock)
+        under_way: set[asyncio.Task[None]] = set()
+        frames = FrameReader()
+        try:
+            while chunk := await reader.read(READ_BYTES):
+                for frame in frames.feed(chunk):
+                    self._begin(client, frame, writer, under_way)
+        except ConnectionError as error:
+            _log.debug("client %s: %s", client.name, error)
+        except RemoteProtocolError as error:
+            self.n_protocol_errors += 1
+            _log.warning("client %s is dropped: %s", client.name, error)
+        finally:
+            for task in under_way:
+                task.cancel()
+            if under_way:
+                await asyncio.wait(under_way)
+            writer.transport.abort()
+
+    def _begin(
+        self, client: Client, frame: Frame, writer: asyncio.StreamWriter, under_way: set[asyncio.Task[None]]
+    ) -> None:
+        message = decode_client(frame.body)
+        if frame.kind is FrameKind.NOTICE:
+            self._requests.notice(client, message)
+            return
+        if frame.kind is not FrameKind.REQUEST:
+            raise RemoteProtocolError(f"a client does not send {frame.kind.name} frames")
+        if len(under_way) >= REQUESTS_MAX:
+            refusal = Refusal(RefusalCode.BUSY, f"{REQUESTS_MAX} requests are under way on this connection")
+            self._reply(writer, frame.id, refusal)
+            return
+        deadline = self._clock() + frame.deadline_ms / 1000
+        task = asyncio.get_running_loop().create_task(self._answer(client, frame.id, message, deadline, writer))
+        under_way.add(task)
+        task.add_done_callback(under_way.discard)
+
+    async def _answer(
+        self, client: Client, frame_id: int, message: ClientMessage, deadline: float, writer: asyncio.StreamWriter
+    ) -> None:
+        try:
+            answer = await self._requests.answer(client, message, deadline)
+        except RemoteProtocolError as error:
+            self.n_protocol_errors += 1
+            _log.warning("client %s is dropped: %s", client.name, error)
+            writer.transport.abort()
+            return
+        except CapacityError as error:
+            answer = Refusal(RefusalCode.BUSY, str(error))
+        except Exception:  # noqa: BLE001 - the root of this task
+            self.n_internal_errors += 1
+            _log.exception("a %s of client %s failed", type(message).__name__, client.name)
+            writer.transport.abort()
+            return
+        self._reply(writer, frame_id, answer)
+
+    def _reply(self, writer: asyncio.StreamWriter, frame_id: int, answer: ClientMessage) -> None:
+        if writer.transport.is_closing():
+            return
+        kind = FrameKind.ERROR if isinstance(answer, Refusal) else FrameKind.REPLY
+        writer.write(pack_frame(kind, frame_id, encode(answer)))
+        if writer.transport.get_write_buffer_size() > UNREAD_BYTES_MAX:
+            self.n_protocol_errors += 1
+            _log.warning("a client does not read its answers and is dropped")
+            writer.transport.abort()
+
+
+def prepare_socket_path(path: str, *, is_private: bool) -> None:
+    """Makes the socket's folder where it is missing and removes a socket that an earlier agent left behind.
+
+    Raises:
+        ConfigError: the path is too long, the folder is open to others though the socket is private, or an agent
+        serves there.
+    """
+    n_bytes = len(os.fsencode(path))
+    if n_bytes > SOCKET_PATH_BYTES_MAX:
+        raise ConfigError(
+            f"the socket path {path} has {n_bytes} bytes, but Unix sockets have room for {SOCKET_PATH_BYTES_MAX}: "
+            "choose a shorter folder (agent.socket)"
+        )
+    folder = Path(path).parent
+    if is_private:
+        private_folder(folder)
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
+        try:
+            probe.connect(path)
+        except FileNotFoundError:
+            return
+        except ConnectionRefusedError:
+            os.unlink(path)
+            return
+        except OSError as error:
+            raise ConfigError(f"{path} exists and is not an agent's socket: {error}") from error
+    raise ConfigError(f"another agent serves at {path}: stop it or choose another agent.socket")

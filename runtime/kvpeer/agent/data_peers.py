@@ -1,0 +1,124 @@
+"""Data connections to and from peers: who may read from this agent's pool, and this agent's reading from others.
+
+Both sides of one handshake: a reader asks over the control channel (`OpenData`) and gets capabilities; it shows
+one of them to the producer's data server when it connects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import functools
+import os
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+
+from kvpeer.agent.config import TransportSettings
+from kvpeer.agent.directory import PeerRequests
+from kvpeer.agent.view import ClusterView
+from kvpeer.model import AgentId, CapacityError, PeerUnavailableError, RemoteProtocolError, Verify
+from kvpeer.native import CAPABILITY_BYTES, DataServer, monotonic_ns
+from kvpeer.transport import FetchBatch, FetchResult, Producer, TcpPeer
+from kvpeer.wire.messages import AgentInfo, DataAdmission, OpenData, PeerMessage
+
+__all__ = ["DataAdmissions", "DataPeers"]
+
+CAPABILITY_TTL_S = 5.0
+"""A capability is used within a round trip; a thief has no longer than this."""
+
+CAPABILITIES_MAX = 16
+"""In one answer: as many connections as a reader may have to one producer."""
+
+
+class DataAdmissions:
+    """The producer's side: hands out capabilities to authenticated members."""
+
+    def __init__(self, server: DataServer) -> None:
+        self._server = server
+
+    def handlers(self) -> Mapping[type, Callable[[AgentInfo, PeerMessage], Awaitable[PeerMessage | None]]]:
+        """By message type: what readers ask."""
+        return {OpenData: self._open}
+
+    async def _open(self, peer: AgentInfo, message: PeerMessage) -> PeerMessage:
+        assert isinstance(message, OpenData)  # noqa: S101 - what it is registered for
+        if not 1 <= message.n <= CAPABILITIES_MAX:
+            raise CapacityError(
+                f"{message.n} data connections were asked for; 1 to {CAPABILITIES_MAX} can be had at once"
+            )
+        capabilities = [os.urandom(CAPABILITY_BYTES) for _ in range(message.n)]
+        expires_ns = monotonic_ns() + round(CAPABILITY_TTL_S * 1e9)
+        for capability in capabilities:
+            self._server.admit(capability, peer.agent_id, expires_ns)
+        return DataAdmission(b"".join(capabilities), round(CAPABILITY_TTL_S * 1000))
+
+
+class DataPeers:
+    """The reader's side: connections to each producer. `fetch` runs on threads; the rest on the event loop."""
+
+    transport = "tcp"
+
+    def __init__(
+        self, own_id: AgentId, view: ClusterView, links: PeerRequests, verify: Verify, settings: TransportSettings
+    ) -> None:
+        self._own_id = own_id
+        self._view = view
+        self._links = links
+        self._verify = verify
+        self._settings = settings
+        self._loop = asyncio.get_running_loop()
+        self._lock = threading.Lock()  # protects _peers; nothing is called while it is held
+        self._peers: dict[AgentId, TcpPeer] = {}
+
+    def fetch(self, producer: AgentId, batch: FetchBatch, deadline: float) -> FetchResult:
+        """Fetches from a living member, verified. Blocks until `deadline` (monotonic seconds) at most; after the return
+        nothing writes to the destinations. Thread-safe; raises nothing but programming errors."""
+        deadline_ns = round(deadline * 1e9)
+        peer = self._peer(producer)
+        return FetchResult.unavailable(len(batch)) if peer is None else peer.fetch(batch, deadline_ns)
+
+    def forget(self, producer: AgentId) -> None:
+        """The producer ended: its connections are closed, fetches under way end."""
+        with self._lock:
+            peer = self._peers.pop(producer, None)
+        if peer is not None:
+            peer.close()
+
+    def close(self) -> None:
+        """Ends all fetches and closes all connections."""
+        with self._lock:
+            peers, self._peers = self._peers, {}
+        for peer in peers.values():
+            peer.close()
+
+    def _peer(self, producer: AgentId) -> TcpPeer | None:
+        info = self._view.info(producer)
+        if info is None:
+            return None
+        with self._lock:
+            peer = self._peers.get(producer)
+            if peer is None:
+                peer = self._peers[producer] = self._connect_to(producer, info)
+        return peer
+
+    def _connect_to(self, producer: AgentId, info: AgentInfo) -> TcpPeer:
+        return TcpPeer(
+            Producer(info.host, info.data_port, producer, self._own_id),
+            functools.partial(self._capability, producer),
+            verify=self._verify,
+            connections_max=self._settings.connections_per_peer,
+        )
+
+    def _capability(self, producer: AgentId, deadline_ns: int) -> bytes:
+        """Asks the producer for a capability, from a fetch thread."""
+        timeout_s = (deadline_ns - monotonic_ns()) / 1e9
+        if timeout_s <= 0:
+            raise PeerUnavailableError("no time left to open a data connection")
+        asked = asyncio.run_coroutine_threadsafe(self._links.request(producer, OpenData(1), timeout_s), self._loop)
+        try:
+            answer = asked.result(timeout_s + 1.0)
+        except (concurrent.futures.TimeoutError, concurrent.futures.CancelledError) as error:
+            raise PeerUnavailableError(f"agent {producer.hex()} admitted no data connection in time") from error
+        if not isinstance(answer, DataAdmission) or len(answer.capabilities) != CAPABILITY_BYTES:
+            raise RemoteProtocolError(f"agent {producer.hex()} answered OpenData with {type(answer).__name__}")
+        return answer.capabilities

@@ -1,0 +1,106 @@
+"""How agents of one user on one host find each other: a file with an agent's address in the user's runtime folder.
+
+<runtime folder>/peers/<cluster>/<agent id>.json. A file is a hint like any seed: who is named there is authenticated
+as always.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from pathlib import Path
+
+import msgspec
+
+from kvpeer.agent.private_files import private_folder
+from kvpeer.model import AgentId
+from kvpeer.wire.messages import AgentInfo
+
+__all__ = ["AddressFile", "list_addresses", "withdraw_address", "write_address"]
+
+ADDRESS_FILES_MAX = 256
+"""Files that are read in one go; no host runs so many agents of one user."""
+
+_log = logging.getLogger(__name__)
+
+
+class AddressFile(msgspec.Struct, frozen=True):
+    """Content of an address file. `start_ticks` (since boot) tells a process from a later one with the same pid."""
+
+    agent_id: str
+    name: str
+    host: str
+    control_port: int
+    data_port: int
+    pid: int
+    start_ticks: int
+
+
+def write_address(runtime_dir: Path, cluster: str, info: AgentInfo) -> Path:
+    """Makes this process's agent known; returns the file. Readers never see half of it.
+
+    Raises:
+        ConfigError: the folder is not this user's alone.
+    """
+    folder = _folder(runtime_dir, cluster)
+    address = AddressFile(
+        info.agent_id.hex(),
+        info.name,
+        info.host,
+        info.control_port,
+        info.data_port,
+        os.getpid(),
+        _start_ticks(os.getpid()) or 0,
+    )
+    path = folder / f"{address.agent_id}.json"
+    draft = path.with_suffix(".new")
+    draft.write_bytes(msgspec.json.encode(address))
+    draft.rename(path)
+    return path
+
+
+def withdraw_address(runtime_dir: Path, cluster: str, agent_id: AgentId) -> None:
+    """Removes the agent's file; does nothing if it is gone."""
+    with contextlib.suppress(FileNotFoundError):
+        (runtime_dir / "peers" / cluster / f"{agent_id.hex()}.json").unlink()
+
+
+def list_addresses(runtime_dir: Path, cluster: str, own_id: AgentId) -> list[AddressFile]:
+    """The other agents of this user on this host whose process runs. Files of agents that ended are removed.
+
+    Raises:
+        ConfigError: the folder is not this user's alone.
+    """
+    addresses: list[AddressFile] = []
+    for path in sorted(_folder(runtime_dir, cluster).glob("*.json"))[:ADDRESS_FILES_MAX]:
+        try:
+            address = msgspec.json.decode(path.read_bytes(), type=AddressFile)
+        except FileNotFoundError:
+            continue
+        except msgspec.DecodeError as error:
+            _log.warning("%s is not an address file: %s", path, error)
+            continue
+        if _start_ticks(address.pid) != address.start_ticks:
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+        elif address.agent_id != own_id.hex():
+            addresses.append(address)
+    return addresses
+
+
+def _folder(runtime_dir: Path, cluster: str) -> Path:
+    for folder in (runtime_dir, runtime_dir / "peers"):
+        private_folder(folder)
+    return private_folder(runtime_dir / "peers" / cluster)
+
+
+def _start_ticks(pid: int) -> int | None:
+    """When the process was started, in ticks since boot; None if there is none."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    # The command, in parentheses, may contain anything; what follows its last parenthesis are the fields from the
+    # third on.
+    return int(text.rpartition(")")[2].split()[19])

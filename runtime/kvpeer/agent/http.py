@@ -1,0 +1,128 @@
+"""/metrics and /healthz over plain HTTP, on a thread of its own so that a busy event loop still answers.
+
+Nothing here is secret and nothing can be changed through it, but it has no authentication either: bind it where only
+the monitoring reaches it.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+from kvpeer.model import ConfigError
+
+__all__ = ["HttpEndpoint"]
+
+REQUESTS_MAX = 8
+"""Requests served at once: two Prometheus servers, the kubelet and a person need less. Further ones are closed at
+once."""
+
+IO_TIMEOUT_S = 5.0
+"""For a request to arrive and an answer to be taken; a scrape takes milliseconds."""
+
+STOP_TIMEOUT_S = 2.0
+
+_log = logging.getLogger(__name__)
+
+
+class HttpEndpoint:
+    """Serves until `close`. `health` returns the reason why the agent is not healthy, or an empty text; it is called on
+    other threads and must not block."""
+
+    def __init__(self, host: str, port: int, registry: CollectorRegistry, health: Callable[[], str]) -> None:
+        """Listens (port 0: any free one).
+
+        Raises:
+            ConfigError: the address or port cannot be had.
+        """
+        try:
+            self._server = _Server((host, port), _handler(registry, health), bind_and_activate=True)
+        except OSError as error:
+            raise ConfigError(
+                f"metrics cannot listen on {host}:{port}: {error.strerror}; choose another metrics.host or metrics.port"
+            ) from error
+        self._thread = threading.Thread(target=self._server.serve_forever, name="kvpeer-http", daemon=True)
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        """The port in use."""
+        return int(self._server.server_address[1])
+
+    def close(self) -> None:
+        """Stops listening; requests under way end by their own timeout. Blocks for at most STOP_TIMEOUT_S."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(STOP_TIMEOUT_S)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(
+        self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler], bind_and_activate: bool
+    ) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self._slots = threading.BoundedSemaphore(REQUESTS_MAX)
+        super().__init__(address, handler, bind_and_activate)
+
+    def server_bind(self) -> None:
+        """Binds without asking the name service for a host name, as the base class would."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def process_request(self, request: socket.socket | tuple[bytes, socket.socket], client_address: object) -> None:
+        if self._slots.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(
+        self, request: socket.socket | tuple[bytes, socket.socket], client_address: object
+    ) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._slots.release()
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        _log.debug("a request from %s ended early", client_address, exc_info=True)
+
+
+def _handler(registry: CollectorRegistry, health: Callable[[], str]) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        timeout = IO_TIMEOUT_S
+        server_version = "kvpeer"
+        sys_version = ""
+
+        def do_GET(self) -> None:
+            path = self.path.partition("?")[0]
+            if path == "/metrics":
+                encode, content_type = choose_encoder(self.headers.get("Accept", ""))
+                self._answer(200, content_type, encode(registry))
+            elif path == "/healthz":
+                reason = health()
+                self._answer(503 if reason else 200, "text/plain; charset=utf-8", f"{reason or 'ok'}\n".encode())
+            else:
+                self._answer(404, "text/plain; charset=utf-8", b"there are /metrics and /healthz\n")
+
+        def _answer(self, status: int, content_type: str, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", content_type)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            _log.debug(format, *arguments)
+
+    return Handler

@@ -1,0 +1,187 @@
+"""Finds pages at peers: drives one `LocatePlan` a batch, and remembers for a while what it found.
+
+Belongs to one event loop. What was found is kept under the request's id, because the fetch of the same pages follows
+within milliseconds, from each rank.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvpeer.agent.directory import DirectoryService
+from kvpeer.agent.view import ClusterView
+from kvpeer.core.breaker import Breakers
+from kvpeer.core.chain import ChainSlice
+from kvpeer.core.locate import Ask, LocatePlan, LocateQuestion, LocateResult
+from kvpeer.core.negative import NegativeCache
+from kvpeer.core.reasons import MissReason
+from kvpeer.metrics import Metrics
+from kvpeer.model import KEY_BYTES, AgentId, KvPeerError
+from kvpeer.wire.messages import Holders
+
+__all__ = ["LocatedPages", "PeerLocator"]
+
+HEDGE_DELAY_S = 0.02
+"""An owner that has not answered by then is late, and the replica is asked too: far above a round trip (0.1 ms), far
+below what a request would notice."""
+
+FAILURE_WAIT_S = 0.1
+"""An owner that left a question open for this long failed, whoever answered in its place."""
+
+REMEMBERED_MAX = 512
+"""Requests whose locations are kept: more than an engine has waiting at a time."""
+
+REMEMBERED_S = 10.0
+"""For this long locations are worth trying without asking again."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LocatedPages:
+    """What is known of the places of some pages. `positions` i64 [n], ascending: their indices in the chain."""
+
+    positions: NDArray[np.int64]
+    keys: bytes
+    result: LocateResult
+    expires: float
+
+    def covers(self, positions: NDArray[np.int64], keys: bytes) -> NDArray[np.intp] | None:
+        """Where these pages are among ours, [m]; None when one of them is missing, or is another page by now."""
+        places = np.searchsorted(self.positions, positions)
+        if len(places) and (places[-1] >= len(self.positions) or (self.positions[places] != positions).any()):
+            return None
+        ours = np.frombuffer(self.keys, dtype=np.uint8).reshape(-1, KEY_BYTES)[places]
+        return places if ours.tobytes() == keys else None
+
+
+class PeerLocator:
+    """See `peering.Locator`. `clock` is monotonic seconds."""
+
+    def __init__(
+        self,
+        directory: DirectoryService,
+        view: ClusterView,
+        negative: NegativeCache,
+        breakers: Breakers,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._directory = directory
+        self._view = view
+        self._negative = negative
+        self._breakers = breakers
+        self._metrics = metrics
+        self._clock = clock
+        self._remembered: OrderedDict[str, LocatedPages] = OrderedDict()
+
+    async def locate(
+        self, chain: ChainSlice, indices: NDArray[np.int64], request: str, deadline: float
+    ) -> tuple[NDArray[np.uint8], str]:
+        """See `peering.Locator.locate`."""
+        located = await self.find(chain, indices, request, deadline)
+        first_miss = located.result.first_miss
+        return located.result.statuses, first_miss.value if first_miss else ""
+
+    async def find(self, chain: ChainSlice, indices: NDArray[np.int64], request: str, deadline: float) -> LocatedPages:
+        """Where these pages lie at peers; asks their owners. Answers by `deadline`."""
+        now = self._clock()
+        keys = np.frombuffer(chain.keys, dtype=np.uint8).reshape(-1, KEY_BYTES)[indices].tobytes()
+        nothing_resident = np.zeros(len(indices), dtype=np.bool_)
+        negative = self._negative.has_misses(keys, now)
+        question = LocateQuestion(keys, chain.partitions()[indices], nothing_resident, negative)
+        plan = LocatePlan(question, self._view.rings(now, self._avoided(now)), deadline, HEDGE_DELAY_S)
+        await self._run(plan, deadline)
+        result = plan.result
+        self._account(keys, result)
+        located = LocatedPages(chain.first + indices, keys, result, self._clock() + REMEMBERED_S)
+        if request:
+            self._remember(request, located)
+        return located
+
+    def recall(self, request: str, positions: NDArray[np.int64], keys: bytes) -> LocatedPages | None:
+        """What was found for this request a moment ago, if it covers these pages."""
+        located = self._remembered.get(request)
+        if located is None or located.expires < self._clock() or located.covers(positions, keys) is None:
+            return None
+        return located
+
+    # ---- inside
+
+    async def _run(self, plan: LocatePlan, deadline: float) -> None:
+        waiting: dict[asyncio.Task[Holders], tuple[Ask, float]] = {}
+        asks = plan.start(self._clock())
+        try:
+            while True:
+                while asks:
+                    asks = self._ask(plan, asks, waiting, deadline)
+                if plan.done:
+                    return
+                pause_s = max(0.0, plan.next_wakeup - self._clock())
+                done: Iterable[asyncio.Task[Holders]] = ()
+                if waiting:
+                    done, _ = await asyncio.wait(waiting, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED)
+                else:
+                    await asyncio.sleep(pause_s)
+                for task in done:
+                    ask, _ = waiting.pop(task)
+                    asks = asks + self._take(plan, ask, task)
+                asks = asks + plan.tick(self._clock())
+        finally:
+            now = self._clock()
+            for task, (ask, asked_at) in waiting.items():
+                task.cancel()
+                if now - asked_at >= FAILURE_WAIT_S:
+                    self._breakers.failed(ask.owner, now)
+
+    def _ask(
+        self,
+        plan: LocatePlan,
+        asks: list[Ask],
+        waiting: dict[asyncio.Task[Holders], tuple[Ask, float]],
+        deadline: float,
+    ) -> list[Ask]:
+        """Sends the asks; those to the own shard are answered at once, and what follows from that is returned."""
+        more: list[Ask] = []
+        for ask in asks:
+            now = self._clock()
+            if ask.owner == self._directory.own_id:
+                more += plan.answered(ask, self._directory.shard.lookup(ask.message), now)
+            else:
+                lookup = self._directory.lookup(ask.owner, ask.message, max(0.001, deadline - now))
+                waiting[asyncio.get_running_loop().create_task(lookup)] = (ask, now)
+        return more
+
+    def _take(self, plan: LocatePlan, ask: Ask, task: asyncio.Task[Holders]) -> list[Ask]:
+        now = self._clock()
+        try:
+            answer = task.result()
+        except KvPeerError:
+            self._breakers.failed(ask.owner, now)
+            return plan.failed(ask, now)
+        self._breakers.succeeded(ask.owner)
+        return plan.answered(ask, answer, now)
+
+    def _avoided(self, now: float) -> list[AgentId]:
+        return [agent_id for agent_id in self._view.ring.members if not self._breakers.is_usable(agent_id, now)]
+
+    def _account(self, keys: bytes, result: LocateResult) -> None:
+        misses = self._metrics.counter("kvpeer_locate_misses_total")
+        for reason, n in result.reasons.items():
+            misses.labels(reason=reason.value).inc(n)
+        # Only what was asked for just now: remembering a remembered miss again would prolong it for ever.
+        if set(result.reasons) == {MissReason.MISS}:
+            missing = np.flatnonzero(result.statuses == 0)
+            rows = np.frombuffer(keys, dtype=np.uint8).reshape(-1, KEY_BYTES)[missing]
+            self._negative.add_misses(rows.tobytes(), self._clock())
+
+    def _remember(self, request: str, located: LocatedPages) -> None:
+        self._remembered[request] = located
+        self._remembered.move_to_end(request)
+        while len(self._remembered) > REMEMBERED_MAX:
+            self._remembered.popitem(last=False)

@@ -1,0 +1,331 @@
+"""The agent process: builds every part, connects them, runs until it is told to stop.
+
+The only place that builds objects and owns their life. Start: what can be refused (addresses, secrets, memory) comes
+first and stops the start with a ConfigError; the engines' socket comes last, so that who can connect finds a whole
+agent. Stop (a signal, or an embedded agent whose last client left): tell the cluster, send what is queued, close.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import signal
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from kvpeer import __version__
+from kvpeer.agent.clients import ClientLimits, ClientServer
+from kvpeer.agent.config import HUGEPAGE_BYTES, AgentConfig, seeds_of
+from kvpeer.agent.data_peers import DataAdmissions, DataPeers
+from kvpeer.agent.directory import DirectoryService
+from kvpeer.agent.discovery import list_addresses, withdraw_address, write_address
+from kvpeer.agent.http import HttpEndpoint
+from kvpeer.agent.links import LinkEnd, LinkSettings, PeerLinks
+from kvpeer.agent.locator import PeerLocator
+from kvpeer.agent.membership import MembershipService, Seed
+from kvpeer.agent.observer import Observer
+from kvpeer.agent.pool import PoolService
+from kvpeer.agent.puller import PeerPuller, Services
+from kvpeer.agent.security import open_security
+from kvpeer.agent.tasks import BackgroundTasks
+from kvpeer.agent.touches import Touches
+from kvpeer.agent.view import ClusterView
+from kvpeer.core.breaker import Breakers
+from kvpeer.core.directory import DirectoryShard
+from kvpeer.core.membership import MembersChanged, Membership, MembershipSettings
+from kvpeer.core.negative import NegativeCache
+from kvpeer.core.publisher import REGISTRY_PARTITION_RECORDS_MAX, Publisher
+from kvpeer.core.ring import Ring
+from kvpeer.core.slots import SlotSettings, SlotTable
+from kvpeer.metrics import build
+from kvpeer.model import AGENT_ID_BYTES, AgentId, ConfigError, Verify
+from kvpeer.native import DataServer, DirectoryTable, Pool, ServerLimits
+from kvpeer.wire.messages import AgentInfo
+
+__all__ = ["Agent", "run"]
+
+STOP_DEADLINE_S = 5.0
+"""For everything that is done on the way out; a pod's grace period is usually 30 s and the engine needs most of it."""
+
+_log = logging.getLogger(__name__)
+
+
+def run(config: AgentConfig, *, is_embedded: bool = False) -> int:
+    """Runs an agent until it is stopped; returns the process's exit status. `is_embedded`: ends some time after the
+    last client left.
+
+    Raises:
+        ConfigError: it cannot start as configured.
+    """
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(_main(config, is_embedded))
+    else:
+        loop_factory = uvloop.new_event_loop
+        loop = loop_factory()
+        try:
+            asyncio.set_event_loop(loop)
+            loop.run_until_complete(_main(config, is_embedded))
+        finally:
+            asyncio.set_event_loop(None)
+            loop.close()
+    return 0
+
+
+async def _main(config: AgentConfig, is_embedded: bool) -> None:
+    agent = Agent(config, is_embedded=is_embedded)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, agent.stop, signal.Signals(number).name)
+    try:
+        await agent.start()
+        await agent.stopped()
+    finally:
+        await agent.close()
+
+
+class Agent:
+    """All parts of one agent. Life: construct (may refuse), `start`, `stopped`, `close`. Belongs to one event loop."""
+
+    def __init__(self, config: AgentConfig, *, is_embedded: bool = False) -> None:
+        """Raises ConfigError when an address, a secret or memory cannot be had."""
+        self.config = config
+        self.agent_id = AgentId(os.urandom(AGENT_ID_BYTES))
+        self._is_embedded = is_embedded
+        self._runtime_dir = Path(config.agent.runtime_dir)
+        self._registry = CollectorRegistry()
+        self._metrics = build(self._registry)
+        self._tasks = BackgroundTasks(self._metrics)
+        self._stop = asyncio.Event()
+        self._linger: asyncio.TimerHandle | None = None
+        self._closing = contextlib.AsyncExitStack()
+        security = open_security(config, self.agent_id)
+        self._pool = self._build_pool()
+        self._server = self._build_server()
+        rng = random.Random()  # noqa: S311 - schedules probes and backoffs, decides nothing that an attacker gains by
+        self._links = self._build_links(security, rng)
+        self.info = AgentInfo(
+            self.agent_id, config.agent.name, config.agent.host, self._links.control_port, self._server.port
+        )
+        self._build_services(rng)
+
+    # ---- building
+
+    def _build_pool(self) -> Pool:
+        pool = self.config.pool
+        return Pool(pool.size_bytes, pool.extent_bytes, self.agent_id, HUGEPAGE_BYTES[pool.hugepages])
+
+    def _build_server(self) -> DataServer:
+        transport = self.config.transport
+        limits = ServerLimits(
+            connections_max=transport.server_connections_max,
+            pages_max=transport.server_pages_max,
+            idle_timeout_ms=round(transport.idle_timeout_s * 1000),
+            io_timeout_ms=round(transport.io_timeout_s * 1000),
+            handshake_timeout_ms=round(transport.handshake_timeout_s * 1000),
+        )
+        agent = self.config.agent
+        try:
+            return DataServer(self._pool, agent.host, agent.data_port, limits)
+        except ConfigError as error:
+            raise ConfigError(f"{error}; choose another agent.host or agent.data_port") from error
+
+    def _build_links(self, security: object, rng: random.Random) -> PeerLinks:
+        limits = self.config.limits
+        settings = LinkSettings(
+            requests_max=limits.peer_requests_max,
+            notices_max=limits.peer_notices_max,
+            inbound_max=limits.peer_links_max,
+        )
+        agent = self.config.agent
+        return PeerLinks(agent.host, agent.control_port, security, self._metrics, settings, rng)  # type: ignore[arg-type]
+
+    def _build_services(self, rng: random.Random) -> None:
+        config, clock = self.config, time.monotonic
+        directory = config.directory
+        self._view = ClusterView(
+            self.info, lambda members: Ring.build(list(members), directory.replicas, directory.virtual_nodes)
+        )
+        self._directory = DirectoryService(
+            self.agent_id,
+            DirectoryShard(self.agent_id, DirectoryTable(directory.partition_records_max)),
+            Publisher(self.agent_id, DirectoryTable(REGISTRY_PARTITION_RECORDS_MAX), directory.anti_entropy_interval_s),
+            self._links,
+            clock,
+        )
+        self._pool_service = PoolService(self._pool, SlotTable(self._slot_settings()), clock, self._directory)
+        self._membership = MembershipService(
+            Membership(self.info, self._membership_settings(), rng, clock()),
+            self._links,
+            self._seeds,
+            self._members_changed,
+            clock,
+        )
+        self._breakers = Breakers()
+        negative = NegativeCache()
+        self._peers = DataPeers(self.agent_id, self._view, self._links, self._verify, config.transport)
+        self._admissions = DataAdmissions(self._server)
+        self._touches = Touches(self._pool_service, self._links)
+        locator = PeerLocator(self._directory, self._view, negative, self._breakers, self._metrics, clock)
+        services = Services(
+            self._pool_service, locator, self._directory, self._view, negative, self._breakers, self._peers,
+            self._touches, self._metrics, clock,
+        )  # fmt: skip
+        self._puller = PeerPuller(services, config.transport.fetch_threads)
+        self._clients = ClientServer(
+            config.agent.socket,
+            self.agent_id,
+            self._pool_service,
+            self._pool.payload_bytes,
+            config.pool.extent_bytes,
+            self._verify,
+            locator,
+            self._puller,
+            clock,
+            self._metrics,
+            ClientLimits(config.limits.clients_max, config.limits.batch_pages_max),
+            is_private=self._is_embedded,
+            on_clients_changed=self._clients_changed,
+        )
+
+    def _slot_settings(self) -> SlotSettings:
+        pool = self.config.pool
+        return SlotSettings(
+            extent_bytes=pool.extent_bytes,
+            n_extents=self._pool.n_extents,
+            lease_ttl_s=pool.lease_ttl_s,
+            reserve_deadline_s=pool.reserve_deadline_s,
+            pin_ttl_s=pool.pin_ttl_s,
+            death_grace_s=pool.death_grace_s,
+            corrupt_hold_s=pool.corrupt_hold_s,
+        )
+
+    def _membership_settings(self) -> MembershipSettings:
+        values = self.config.membership
+        return MembershipSettings(**{name: getattr(values, name) for name in MembershipSettings.__dataclass_fields__})
+
+    @property
+    def _verify(self) -> Verify:
+        return Verify.FULL if self.config.transport.verify == "full" else Verify.GENERATION
+
+    # ---- life
+
+    async def start(self) -> None:
+        """Begins to serve.
+
+        Raises:
+            ConfigError: the metrics port or the engines' socket cannot be had.
+        """
+        config = self.config
+        observer = Observer(
+            self._metrics, self._pool_service, self._pool, self._server, self._directory, self._membership,
+            self._breakers, self._clients, self._peers,
+        )  # fmt: skip
+        observer.describe(__version__, config)
+        if config.metrics.enabled:
+            http = HttpEndpoint(config.metrics.host, config.metrics.port, self._registry, observer.health)
+            self._closing.callback(http.close)
+            _log.info("metrics and health at http://%s:%d/metrics and /healthz", config.metrics.host, http.port)
+        handlers = {
+            **self._directory.handlers(),
+            **self._membership.handlers(),
+            **self._touches.handlers(),
+            **self._admissions.handlers(),
+        }
+        self._links.start(self.info, handlers, self)
+        self._directory.members_changed(self._view.ring, self._view.alive)
+        self._pool_service.start()
+        await self._clients.start()
+        write_address(self._runtime_dir, config.agent.cluster, self.info)
+        self._tasks.spawn("membership", self._membership.run())
+        self._tasks.spawn("directory", self._directory.run())
+        self._tasks.spawn("touches", self._touches.run())
+        self._tasks.spawn("observer", observer.run())
+        self._clients_changed(0)
+        _log.info(
+            "agent %s of cluster %s serves engines at %s, agents at %s:%d, pages at port %d",
+            self.agent_id.hex(), config.agent.cluster, config.agent.socket, self.info.host, self.info.control_port,
+            self.info.data_port,
+        )  # fmt: skip
+
+    async def stopped(self) -> None:
+        """Returns when the agent is to end."""
+        await self._stop.wait()
+
+    def stop(self, reason: str) -> None:
+        """Makes the agent end."""
+        if not self._stop.is_set():
+            _log.info("stopping: %s", reason)
+            self._stop.set()
+
+    async def close(self) -> None:
+        """Leaves the cluster and frees everything, within STOP_DEADLINE_S. Also after a start that failed."""
+        withdraw_address(self._runtime_dir, self.config.agent.cluster, self.agent_id)
+        self._membership.leave()
+        await self._clients.close()
+        await self._directory.flush(time.monotonic() + STOP_DEADLINE_S / 2)
+        await self._tasks.cancel(STOP_DEADLINE_S)
+        self._membership.close()
+        self._directory.close()
+        await self._links.close(STOP_DEADLINE_S / 2)
+        self._peers.close()
+        await asyncio.get_running_loop().run_in_executor(None, self._puller.close)
+        await self._pool_service.close()
+        await self._closing.aclose()
+        self._server.close()
+        self._pool.close()
+
+    # ---- what the links tell (LinkEvents)
+
+    def members(self) -> Collection[AgentInfo]:
+        """See LinkEvents."""
+        return self._membership.alive_infos()
+
+    def link_up(self, info: AgentInfo) -> None:
+        """See LinkEvents."""
+        self._membership.link_up(info)
+
+    def link_down(self, agent_id: AgentId, end: LinkEnd) -> None:
+        """See LinkEvents."""
+        if end is LinkEnd.RESET:
+            self._membership.link_broke(agent_id)
+
+    def unreachable(self, agent_id: AgentId, reason: str) -> None:
+        """See LinkEvents."""
+        self._membership.link_broke(agent_id)
+
+    # ---- what membership and clients tell
+
+    def _members_changed(self, change: MembersChanged) -> None:
+        for agent_id in change.ended:
+            _log.info("agent %s ended", agent_id.hex())
+            self._links.forget(agent_id)
+            self._server.revoke(agent_id)
+            self._breakers.forget(agent_id)
+            self._peers.forget(agent_id)
+        self._links.know(change.alive)
+        self._view.update(change.alive, change.draining, time.monotonic())
+        self._directory.members_changed(self._view.ring, self._view.alive)
+
+    def _clients_changed(self, n_clients: int) -> None:
+        """An embedded agent waits a while for an engine that restarts, then ends."""
+        if self._linger is not None:
+            self._linger.cancel()
+            self._linger = None
+        if self._is_embedded and n_clients == 0:
+            linger_s = self.config.agent.linger_s
+            loop = asyncio.get_running_loop()
+            self._linger = loop.call_later(linger_s, self.stop, f"no engine for {linger_s:g} s")
+
+    async def _seeds(self) -> list[Seed]:
+        """Configured seeds and the agents of this user on this host."""
+        addresses = list_addresses(self._runtime_dir, self.config.agent.cluster, self.agent_id)
+        local = [(address.host, address.control_port) for address in addresses]
+        return local + [(seed.host, seed.port) for seed in seeds_of(self.config)]

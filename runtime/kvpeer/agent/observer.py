@@ -1,0 +1,134 @@
+"""Copies the state of the agent's parts into its metrics, and says whether the agent is healthy."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+
+from kvpeer.agent.clients import ClientServer
+from kvpeer.agent.config import AgentConfig
+from kvpeer.agent.data_peers import DataPeers
+from kvpeer.agent.directory import DirectoryService
+from kvpeer.agent.membership import MembershipService
+from kvpeer.agent.pool import PoolService
+from kvpeer.core.breaker import Breakers, BreakerState
+from kvpeer.core.membership import MemberState
+from kvpeer.metrics import Metrics
+from kvpeer.model import AgentId
+from kvpeer.native import DataServer, Pool
+
+__all__ = ["Observer"]
+
+INTERVAL_S = 1.0
+"""Between two looks: no scrape is faster."""
+
+STALL_S = 5.0
+"""An event loop that did not run for this long is not healthy: every deadline of a client has passed by then."""
+
+
+class Observer:
+    """Belongs to the event loop, but for `health`, which other threads call."""
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        pool: PoolService,
+        native_pool: Pool,
+        server: DataServer,
+        directory: DirectoryService,
+        membership: MembershipService,
+        breakers: Breakers,
+        clients: ClientServer,
+        peers: DataPeers,
+    ) -> None:
+        self._metrics = metrics
+        self._pool = pool
+        self._native_pool = native_pool
+        self._server = server
+        self._directory = directory
+        self._membership = membership
+        self._breakers = breakers
+        self._clients = clients
+        self._peers = peers
+        self._beat_at = time.monotonic()
+
+    def health(self) -> str:
+        """Why the agent is not healthy, or an empty text. Thread-safe."""
+        stalled_s = time.monotonic() - self._beat_at
+        return f"the event loop has not run for {stalled_s:.1f} s" if stalled_s > STALL_S else ""
+
+    def describe(self, version: str, config: AgentConfig) -> None:
+        """Sets what does not change."""
+        info = self._metrics.gauge("kvpeer_agent_info")
+        info.labels(
+            version=version,
+            cluster=config.agent.cluster,
+            verify=config.transport.verify,
+            security=config.security.mode,
+        ).set(1)
+        self._metrics.gauge("kvpeer_transport_active").labels(transport="shm").set(1)
+        self._metrics.gauge("kvpeer_transport_active").labels(transport=self._peers.transport).set(1)
+        self._metrics.gauge("kvpeer_pool_capacity_bytes").set(self._native_pool.payload_bytes)
+
+    async def run(self) -> None:
+        """Looks at everything once a second, until cancelled."""
+        while True:
+            self._beat_at = time.monotonic()
+            self.observe()
+            await asyncio.sleep(INTERVAL_S)
+
+    def observe(self) -> None:
+        """Brings all metrics up to date."""
+        self._observe_pool()
+        self._observe_directory()
+        self._observe_cluster()
+
+    def _observe_pool(self) -> None:
+        metrics, stats = self._metrics, self._pool.stats()
+        by_state = {
+            "used": stats.used_bytes,
+            "free": stats.free_bytes,
+            "quarantined": stats.quarantined_bytes,
+            "spare": stats.spare_bytes,
+            "unopened": stats.unopened_bytes,
+        }
+        for state, n_bytes in by_state.items():
+            metrics.gauge("kvpeer_pool_bytes").labels(state=state).set(n_bytes)
+        metrics.gauge("kvpeer_pool_pages").labels(state="committed").set(stats.n_committed)
+        metrics.gauge("kvpeer_pool_pages").labels(state="writing").set(stats.n_writing)
+        metrics.gauge("kvpeer_pool_pins").set(stats.n_pins)
+        metrics.advance("kvpeer_pool_evicted_pages_total", stats.n_evicted)
+        metrics.advance("kvpeer_pool_expired_pages_total", stats.n_expired)
+        metrics.advance("kvpeer_pool_corrupt_pages_total", stats.n_corrupt)
+        metrics.gauge("kvpeer_agent_clients").set(self._clients.n_clients)
+        metrics.gauge("kvpeer_agent_namespaces").set(self._pool.n_cohorts)
+        metrics.advance(
+            "kvpeer_transport_served_bytes_total", self._server.stats().bytes_sent, transport=self._peers.transport
+        )
+
+    def _observe_directory(self) -> None:
+        metrics, stats = self._metrics, self._directory.shard.stats()
+        metrics.gauge("kvpeer_directory_records").set(stats.records)
+        metrics.gauge("kvpeer_directory_holders").set(stats.holders)
+        metrics.gauge("kvpeer_directory_memory_bytes").set(stats.bytes)
+        metrics.advance("kvpeer_directory_rejected_records_total", stats.full_rejections)
+        metrics.advance("kvpeer_directory_repairs_total", self._directory.n_repairs)
+
+    def _observe_cluster(self) -> None:
+        names = {
+            MemberState.ALIVE: "alive",
+            MemberState.SUSPECT: "suspect",
+            MemberState.DEAD: "dead",
+            MemberState.DRAINING: "draining",
+        }
+        members = Counter(names.get(MemberState(update.state)) for update in self._membership.machine.view())
+        for name in names.values():
+            self._metrics.gauge("kvpeer_membership_members").labels(state=name).set(members[name])
+        now = time.monotonic()
+        states = Counter(
+            self._breakers.state(AgentId(member.agent_id), now) for member in self._membership.machine.alive()
+        )
+        labels = {"closed": BreakerState.CLOSED, "open": BreakerState.OPEN, "probing": BreakerState.HALF_OPEN}
+        for label, state in labels.items():
+            self._metrics.gauge("kvpeer_breaker_peers").labels(state=label).set(states[state])

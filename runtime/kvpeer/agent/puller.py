@@ -1,0 +1,353 @@
+"""Brings pages of peers into the own pool: one pull for all who want a page, verified before anybody sees it.
+
+A pull reserves slots, lets a native thread fetch into them, and commits what was verified; a slot whose fetch failed is
+given back only after the transport has promised that nothing writes into it any more. Belongs to one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvpeer.agent.cohorts import Cohort
+from kvpeer.agent.data_peers import DataPeers
+from kvpeer.agent.directory import DirectoryService
+from kvpeer.agent.locator import LocatedPages, PeerLocator
+from kvpeer.agent.pool import PoolService, take_keys
+from kvpeer.agent.touches import Touches
+from kvpeer.agent.view import ClusterView
+from kvpeer.core.breaker import Breakers
+from kvpeer.core.chain import ChainSlice
+from kvpeer.core.negative import NegativeCache
+from kvpeer.core.slot_effects import Reservation, ReserveStatus
+from kvpeer.core.sources import Holding, Source, choose_sources
+from kvpeer.metrics import Metrics
+from kvpeer.model import KEY_BYTES, AgentId, Outcome
+from kvpeer.native import PART_DTYPE
+from kvpeer.transport import FetchBatch
+from kvpeer.wire.messages import StaleReport
+from kvpeer.wire.packing import U2, U4, pack
+
+__all__ = ["PeerPuller", "Services"]
+
+ROUNDS_MAX = 2
+"""Sources for one page: the best one, and another one when that failed. More would cost the time that a recompute
+needs."""
+
+FETCH_MARGIN_S = 0.002
+"""The native deadline is this much earlier than the request's: to commit and to answer."""
+
+FETCH_S_MIN = 0.001
+"""Less time than this left, and nothing is posted any more."""
+
+FIRST_SHARE = 0.5
+"""Of the time that is left, for sources that others could replace: a silent one must leave them a chance. What arrived
+by then is kept."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Services:
+    """What a pull needs of the rest of the agent."""
+
+    pool: PoolService
+    locator: PeerLocator
+    directory: DirectoryService
+    view: ClusterView
+    negative: NegativeCache
+    breakers: Breakers
+    peers: DataPeers
+    touches: Touches
+    metrics: Metrics
+    clock: Callable[[], float] = time.monotonic
+
+
+@dataclass(slots=True, eq=False)
+class _Pull:
+    """Pages that are being pulled. `outcomes` are final when `done` is set. `failed`: producers that gave no answer, or
+    a garbled one; they are not asked again."""
+
+    keys: list[bytes]
+    outcomes: NDArray[np.uint8]
+    failed: set[AgentId] = field(default_factory=set)
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class PeerPuller:
+    """See `peering.Puller`. `threads`: fetches that run at the same time."""
+
+    def __init__(self, services: Services, threads: int) -> None:
+        self._s = services
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="kvpeer-fetch")
+        self._under_way: dict[bytes, tuple[_Pull, int]] = {}
+        self._in_flight: Counter[AgentId] = Counter()
+
+    async def pull(
+        self, cohort: Cohort, chain: ChainSlice, indices: NDArray[np.int64], request: str, deadline: float
+    ) -> NDArray[np.uint8]:
+        """See `peering.Puller.pull`."""
+        packed = take_keys(chain.keys, indices)
+        keys = [packed[at : at + KEY_BYTES] for at in range(0, len(packed), KEY_BYTES)]
+        joined = [(place, *self._under_way[key]) for place, key in enumerate(keys) if key in self._under_way]
+        fresh = np.array([place for place, key in enumerate(keys) if key not in self._under_way], dtype=np.int64)
+        outcomes = np.full(len(keys), Outcome.TIMEOUT, dtype=np.uint8)
+        if len(fresh):
+            outcomes[fresh] = await self._pull_fresh(
+                cohort, chain, indices[fresh], [keys[place] for place in fresh.tolist()], request, deadline
+            )
+        for place, pull, theirs in joined:
+            if await _is_set(pull.done, deadline - self._s.clock()):
+                outcomes[place] = pull.outcomes[theirs]
+        return outcomes
+
+    def close(self) -> None:
+        """Waits for fetches that run; they end by their deadlines. Blocks."""
+        self._executor.shutdown()
+
+    # ---- one pull
+
+    async def _pull_fresh(
+        self,
+        cohort: Cohort,
+        chain: ChainSlice,
+        indices: NDArray[np.int64],
+        keys: list[bytes],
+        request: str,
+        deadline: float,
+    ) -> NDArray[np.uint8]:
+        pull = _Pull(keys, np.full(len(keys), Outcome.MISS, dtype=np.uint8))
+        for place, key in enumerate(keys):
+            self._under_way[key] = (pull, place)
+        try:
+            await self._rounds(pull, cohort, chain, indices, request, deadline)
+        finally:
+            for key in keys:
+                del self._under_way[key]
+            pull.done.set()
+        return pull.outcomes
+
+    async def _rounds(
+        self,
+        pull: _Pull,
+        cohort: Cohort,
+        chain: ChainSlice,
+        indices: NDArray[np.int64],
+        request: str,
+        deadline: float,
+    ) -> None:
+        positions = chain.first + indices
+        packed = b"".join(pull.keys)
+        located = self._s.locator.recall(request, positions, packed)
+        if located is None:
+            located = await self._s.locator.find(chain, indices, request, deadline)
+        for n in range(ROUNDS_MAX):
+            places = np.flatnonzero(pull.outcomes != Outcome.HIT)
+            left_s = deadline - self._s.clock()
+            if not len(places) or left_s < FETCH_S_MIN:
+                return
+            holding = self._holding(located, positions[places], take_keys(packed, places), pull.failed)
+            sources = choose_sources(holding, request)
+            if not sources:
+                return
+            is_last = n + 1 == ROUNDS_MAX or not _has_alternatives(holding)
+            until = deadline if is_last else deadline - left_s * (1 - FIRST_SHARE)
+            await asyncio.gather(
+                *(self._pull_from(source, places, pull, cohort, chain, indices, until) for source in sources)
+            )
+
+    def _holding(
+        self, located: LocatedPages, positions: NDArray[np.int64], keys: bytes, failed_agents: set[AgentId]
+    ) -> Holding:
+        """Who holds which of these pages and may be asked; pages by indices into `positions`."""
+        now = self._s.clock()
+        result = located.result
+        places = located.covers(positions, keys)
+        assert places is not None  # noqa: S101 - recall and find return what covers the pages
+        first = np.concatenate(([0], np.cumsum(result.counts, dtype=np.int64)))
+        rows = np.concatenate([np.arange(first[place], first[place + 1]) for place in places.tolist()])
+        counts = result.counts[places]
+        holders = result.holders[rows.astype(np.int64)]
+        per_holder = np.repeat(np.arange(len(places)), counts)
+        failed = self._s.negative.has_locations(take_keys(keys, per_holder), holders, b"".join(result.agents), now)
+        alive = self._s.view.alive
+        usable = [
+            agent in alive and agent not in failed_agents and self._s.breakers.is_usable(agent, now)
+            for agent in result.agents
+        ]
+        in_flight = [self._in_flight[agent] for agent in result.agents]
+        return Holding(
+            counts,
+            holders,
+            result.agents,
+            np.array(usable, dtype=np.bool_),
+            failed,
+            np.array(in_flight, dtype=np.int64),
+        )
+
+    # ---- one source
+
+    async def _pull_from(
+        self,
+        source: Source,
+        places: NDArray[np.intp],
+        pull: _Pull,
+        cohort: Cohort,
+        chain: ChainSlice,
+        indices: NDArray[np.int64],
+        deadline: float,
+    ) -> None:
+        """Pulls the pages of one source; `source.indices` index `places`, which index the pull."""
+        wanted = places[source.indices]
+        fits = source.holders["length"] == cohort.shape.page_bytes
+        pull.outcomes[wanted[~fits]] = Outcome.STALE
+        wanted, holders = wanted[fits], source.holders[fits]
+        if not len(wanted):
+            return
+        if not self._s.breakers.admit(source.producer, self._s.clock()):
+            return
+        reservation = await self._s.pool.reserve_for_pull(cohort, chain, indices[wanted], deadline)
+        pull.outcomes[wanted[reservation.statuses == ReserveStatus.PRESENT]] = Outcome.HIT
+        pull.outcomes[wanted[reservation.statuses == ReserveStatus.NO_ROOM]] = Outcome.REFUSED
+        given = np.flatnonzero(reservation.statuses == ReserveStatus.WRITE)
+        if len(given):
+            keys = b"".join(pull.keys[place] for place in wanted[given].tolist())
+            pull.outcomes[wanted[given]], is_answered = await self._fetch(
+                source.producer,
+                keys,
+                chain.partitions()[indices[wanted[given]]],
+                holders[given],
+                reservation,
+                given,
+                cohort,
+                deadline,
+            )
+            if not is_answered:
+                pull.failed.add(source.producer)
+
+    async def _fetch(
+        self,
+        producer: AgentId,
+        keys: bytes,
+        partitions: NDArray[np.uint16],
+        holders: NDArray[np.void],
+        reservation: Reservation,
+        given: NDArray[np.intp],
+        cohort: Cohort,
+        deadline: float,
+    ) -> tuple[NDArray[np.uint8], bool]:
+        """The outcomes, and whether the producer answered for all pages."""
+        slots, generations = reservation.slots[given], reservation.generations[given]
+        batch = FetchBatch(
+            slots=np.ascontiguousarray(holders["slot"]),
+            generations=np.ascontiguousarray(holders["generation"]),
+            keys=keys,
+            lengths=np.ascontiguousarray(holders["length"]),
+            destinations=reservation.offsets[given] + np.uint64(self._s.pool.native.payload_address),
+        )
+        self._in_flight[producer] += 1
+        try:
+            loop = asyncio.get_running_loop()
+            fetched = await loop.run_in_executor(
+                self._executor, self._s.peers.fetch, producer, batch, deadline - FETCH_MARGIN_S
+            )
+        finally:
+            self._in_flight[producer] -= 1
+            if not self._in_flight[producer]:
+                del self._in_flight[producer]
+        outcomes = fetched.outcomes
+        outcomes[(outcomes == Outcome.HIT) & (fetched.n_parts != cohort.shape.n_parts)] = Outcome.STALE
+        hit = outcomes == Outcome.HIT
+        self._settle(slots, generations, hit, fetched.parts[:, : cohort.shape.n_parts], outcomes)
+        if fetched.error is None:
+            self._s.breakers.succeeded(producer)
+        else:
+            self._s.breakers.failed(producer, self._s.clock())
+        self._account(producer, keys, partitions, holders, outcomes, cohort.shape.page_bytes)
+        return outcomes, fetched.error is None
+
+    def _settle(
+        self,
+        slots: NDArray[np.uint32],
+        generations: NDArray[np.uint32],
+        hit: NDArray[np.bool_],
+        parts: NDArray[np.void],
+        outcomes: NDArray[np.uint8],
+    ) -> None:
+        if hit.any():
+            accepted = self._s.pool.commit_pulled(
+                slots[hit], generations[hit], np.ascontiguousarray(parts[hit], dtype=PART_DTYPE)
+            )
+            outcomes[np.flatnonzero(hit)[~accepted]] = Outcome.TIMEOUT
+        if not hit.all():
+            self._s.pool.fail_pull(slots[~hit], generations[~hit])
+
+    def _account(
+        self,
+        producer: AgentId,
+        keys: bytes,
+        partitions: NDArray[np.uint16],
+        holders: NDArray[np.void],
+        outcomes: NDArray[np.uint8],
+        page_bytes: int,
+    ) -> None:
+        """Remembers what failed, tells the owners what is stale and the producer what was used."""
+        now = self._s.clock()
+        hit, corrupt = outcomes == Outcome.HIT, outcomes == Outcome.CORRUPT
+        if corrupt.any():
+            _log.error("%d pages of producer %s have wrong bytes", int(corrupt.sum()), producer.hex())
+        self._s.touches.add(producer, holders["slot"][hit], holders["generation"][hit])
+        fetched = self._s.metrics.counter("kvpeer_fetch_pages_total")
+        for outcome, n in zip(Outcome, np.bincount(outcomes, minlength=len(Outcome)), strict=True):
+            fetched.labels(outcome=outcome.name.lower(), transport=self._s.peers.transport).inc(int(n))
+        pulled = self._s.metrics.counter("kvpeer_transport_pulled_bytes_total")
+        pulled.labels(transport=self._s.peers.transport).inc(int(hit.sum()) * page_bytes)
+        bad = np.flatnonzero((outcomes == Outcome.STALE) | corrupt | (outcomes == Outcome.REFUSED))
+        if len(bad):
+            bad_holders = holders[bad].copy()
+            bad_holders["agent"] = 0
+            self._s.negative.add_locations(take_keys(keys, bad), bad_holders, producer, now)
+        stale = np.flatnonzero(outcomes == Outcome.STALE)
+        if len(stale):
+            self._report_stale(producer, take_keys(keys, stale), partitions[stale], holders[stale])
+
+    def _report_stale(
+        self, producer: AgentId, keys: bytes, partitions: NDArray[np.uint16], holders: NDArray[np.void]
+    ) -> None:
+        ring = self._s.view.ring
+        owners = ring.owners(partitions)
+        for idx in np.unique(owners[owners >= 0]).tolist():
+            theirs = np.flatnonzero((owners == idx).any(axis=1))
+            report = StaleReport(
+                producer,
+                take_keys(keys, theirs),
+                pack(partitions[theirs], U2),
+                pack(np.ascontiguousarray(holders["slot"][theirs]), U4),
+                pack(np.ascontiguousarray(holders["generation"][theirs]), U4),
+            )
+            self._s.directory.report_stale(ring.members[idx], report)
+
+
+def _has_alternatives(holding: Holding) -> bool:
+    """Whether some page could be had from more than one agent."""
+    may_be_asked = holding.usable[holding.holders["agent"]] & ~holding.failed
+    pages = np.arange(len(holding.counts)).repeat(holding.counts)[may_be_asked]
+    return bool((np.bincount(pages) > 1).any())
+
+
+async def _is_set(event: asyncio.Event, timeout_s: float) -> bool:
+    if event.is_set():
+        return True
+    try:
+        await asyncio.wait_for(event.wait(), max(0.0, timeout_s))
+    except asyncio.TimeoutError:
+        return False
+    return True

@@ -1,0 +1,5 @@
+"""The command line `kvpeer`."""
+
+from kvpeer.cli.command import main
+
+__all__ = ["main"]

@@ -1,0 +1,88 @@
+"""Parses the command line and runs the command.
+
+What a command needs is imported when it runs: the base package stands alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from kvpeer import __version__
+from kvpeer.model import ConfigError
+
+__all__ = ["main"]
+
+EXIT_CONFIG = 2
+"""The command line, a setting or the installation is wrong; the same call will fail again. argparse uses it too."""
+
+AGENT_PACKAGES = ("cryptography", "msgspec", "numpy", "prometheus_client", "yaml")
+"""What `kvpeer[agent]` brings and the agent cannot do without, by import name."""
+
+_log = logging.getLogger(__name__)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns the exit status; what is wrong with the configuration is one line on stderr."""
+    options = _parser().parse_args(arguments)
+    try:
+        status: int = options.run(options)
+    except ConfigError as error:
+        return _fail(str(error))
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in AGENT_PACKAGES:
+            raise
+        return _fail(f"the package {package} is missing: run  pip install 'kvpeer[agent]'")
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="kvpeer", description="LLM engines pull KV-cache pages from each other.")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    agent = commands.add_parser("agent", help="run an agent until it is stopped")
+    agent.add_argument("--config", metavar="FILE", help="YAML file; KVPEER_<GROUP>_<KEY> variables win over it")
+    agent.add_argument("--print-config", action="store_true", help="print the settings in force and exit")
+    agent.add_argument("--embedded", action="store_true", help="end some time after the last engine left")
+    agent.set_defaults(run=_run_agent)
+
+    version = commands.add_parser("version", help="print the version of kvpeer and of its wire protocol")
+    version.set_defaults(run=_print_version)
+    return parser
+
+
+def _run_agent(options: argparse.Namespace) -> int:
+    from kvpeer.agent.config import effective, load
+
+    config = load(options.config, os.environ)
+    if options.print_config:
+        sys.stdout.write(effective(config))
+        return 0
+    logging.basicConfig(
+        level=config.agent.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    _log.info("kvpeer %s starts with\n%s", __version__, effective(config))
+    if config.security.mode == "insecure":
+        _log.warning("security.mode is insecure: whoever reaches this agent can read and publish pages")
+
+    from kvpeer.agent.main import run
+
+    return run(config, is_embedded=options.embedded)
+
+
+def _print_version(_: argparse.Namespace) -> int:
+    from kvpeer.wire.framing import WIRE_VERSION
+
+    sys.stdout.write(f"kvpeer {__version__}, wire version {WIRE_VERSION}\n")
+    return 0
+
+
+def _fail(message: str) -> int:
+    sys.stderr.write(f"kvpeer: {' '.join(message.split())}\n")
+    return EXIT_CONFIG

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from kvpeer.agent.discovery import AddressFile, list_addresses, withdraw_address, write_address
+from kvpeer.model import AgentId, ConfigError
+from kvpeer.wire.messages import AgentInfo
+
+OWN, OTHER = AgentId(b"o" * 16), AgentId(b"x" * 16)
+
+
+def info(agent_id: bytes) -> AgentInfo:
+    return AgentInfo(agent_id, "name", "127.0.0.1", 7000, 7001)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "run").mkdir(mode=0o700)
+    return tmp_path / "run"
+
+
+def test_agents_of_one_cluster_find_each_other_and_not_themselves(folder: Path) -> None:
+    write_address(folder, "blue", info(OWN))
+    write_address(folder, "blue", info(OTHER))
+    write_address(folder, "green", info(b"g" * 16))
+    (address,) = list_addresses(folder, "blue", OWN)
+    assert (address.agent_id, address.host, address.control_port) == (OTHER.hex(), "127.0.0.1", 7000)
+    withdraw_address(folder, "blue", OTHER)
+    withdraw_address(folder, "blue", OTHER)
+    assert list_addresses(folder, "blue", OWN) == []
+
+
+def test_files_of_ended_processes_are_removed(folder: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from kvpeer.agent.discovery import write_address;"
+        "from kvpeer.wire.messages import AgentInfo;"
+        "write_address(Path(sys.argv[1]), 'blue', AgentInfo(b'x' * 16, 'n', '127.0.0.1', 1, 2))"
+    )
+    environment = {"PYTHONPATH": str(Path(__file__).parents[2])}
+    subprocess.run([sys.executable, "-c", program, str(folder)], check=True, env=environment)
+    assert len(list((folder / "peers/blue").glob("*.json"))) == 1
+    assert list_addresses(folder, "blue", OWN) == []
+    assert list((folder / "peers/blue").glob("*.json")) == []
+
+
+def test_a_later_process_with_the_same_pid_is_not_taken_for_the_agent(folder: Path) -> None:
+    import msgspec
+
+    path = write_address(folder, "blue", info(OTHER))
+    address = msgspec.json.decode(path.read_bytes(), type=AddressFile)
+    assert address.pid == os.getpid()
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(address, start_ticks=address.start_ticks - 1)))
+    assert list_addresses(folder, "blue", OWN) == []
+
+
+def test_a_file_that_is_no_address_is_passed_over(folder: Path) -> None:
+    path = write_address(folder, "blue", info(OTHER))
+    path.with_name("junk.json").write_bytes(b"{]")
+    assert len(list_addresses(folder, "blue", OWN)) == 1
+
+
+def test_a_folder_that_others_can_enter_is_refused(folder: Path) -> None:
+    folder.chmod(0o755)
+    with pytest.raises(ConfigError, match="chmod 700"):
+        write_address(folder, "blue", info(OWN))
