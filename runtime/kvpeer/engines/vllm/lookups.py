@@ -1,0 +1,172 @@
+"""Lookups that never make the scheduler wait: it polls, threads ask the agent, a deadline answers when they do not.
+
+vLLM asks `get_num_new_matched_tokens` on its scheduling thread and has no timeout of its own: an answer that never
+comes is a request that never runs. So each lookup ends by its deadline whatever the agent does, and only a bounded
+number of requests may wait for one.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvpeer.core.chain import ChainSlice
+from kvpeer.engines.vllm.tally import Tally
+
+__all__ = ["Answer", "Lookups"]
+
+LOOKUP_THREADS = 2
+"""An answer takes a round trip or two and no CPU; two threads keep one slow owner from holding up everybody else."""
+
+FRESH_S = 2.0
+"""An answer that could not be used for this long (no free blocks) is asked again: pages may be gone, and new ones
+there."""
+
+_STOP_WAIT_S = 1.0
+"""What `close` waits for a thread whose lookup is under way; it is a daemon, so a longer one does not keep the
+process."""
+
+_logger = logging.getLogger("vllm.kvpeer")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Where pages [first, first + n) of a request's chain are. statuses: u8 [n], 0 nowhere, 1 own pool, 2 a peer."""
+
+    first: int
+    statuses: npt.NDArray[np.uint8]
+
+
+@dataclass
+class _Lookup:
+    attempt: int
+    first: int
+    chain: ChainSlice
+    deadline: float
+    answer: Answer | None = None
+    answered_at: float = 0.0
+
+
+class Lookups:
+    """Pending and answered lookups by request. `poll`, `forget` and `clear` belong to one thread (the scheduler's);
+    the lock protects `_lookups` entries against the lookup threads.
+
+    locate(chain, request, timeout_s) blocks until it knows the status of each page, u8 [n], and does not raise.
+    """
+
+    def __init__(
+        self,
+        locate: Callable[[ChainSlice, str, float], npt.NDArray[np.uint8]],
+        *,
+        timeout_s: float,
+        deferred_max: int,
+        clock: Callable[[], float],
+        tally: Tally,
+    ) -> None:
+        self._locate = locate
+        self._timeout_s = timeout_s
+        self._deferred_max = deferred_max
+        self._clock = clock
+        self._tally = tally
+        self._lock = threading.Lock()
+        self._lookups: dict[str, _Lookup] = {}
+        # As many as may be deferred, twice: a request that gave up leaves its lookup behind until a thread sees that
+        # it expired.
+        self._asked: queue.Queue[tuple[str, _Lookup] | None] = queue.Queue(maxsize=2 * deferred_max + LOOKUP_THREADS)
+        self._threads = [
+            threading.Thread(target=self._run, name=f"kvpeer-lookup-{n}", daemon=True) for n in range(LOOKUP_THREADS)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def poll(self, request: str, attempt: int, first: int, slice_from: Callable[[], ChainSlice]) -> Answer | None:
+        """Returns the answer for the pages from `first` on, or None while it is on its way (never longer than the
+        timeout).
+
+        attempt: counts the request's preemptions; an answer is for one attempt. slice_from() makes the pages to ask
+        for. An answer without pages means: there are none, or too many requests wait already. Never blocks.
+        """
+        now = self._clock()
+        with self._lock:
+            lookup = self._lookups.get(request)
+            if lookup is not None and self._is_usable(lookup, attempt, first, now):
+                return self._settle(lookup, now)
+            if sum(other.answer is None for other in self._lookups.values()) >= self._deferred_max:
+                self._tally.count("lookups", "deferred_full")
+                return Answer(first, np.zeros(0, np.uint8))
+        return self._ask(request, _Lookup(attempt, first, slice_from(), now + self._timeout_s))
+
+    def forget(self, request: str) -> None:
+        """Drops what is known or under way for a request."""
+        with self._lock:
+            self._lookups.pop(request, None)
+
+    def clear(self) -> None:
+        """Drops everything: answers under another namespace mean nothing."""
+        with self._lock:
+            self._lookups.clear()
+
+    def close(self) -> None:
+        """Ends the threads; returns within a bounded time."""
+        self.clear()
+        for _ in self._threads:
+            try:
+                self._asked.put_nowait(None)
+            except queue.Full:
+                break
+        for thread in self._threads:
+            thread.join(_STOP_WAIT_S)
+
+    def _is_usable(self, lookup: _Lookup, attempt: int, first: int, now: float) -> bool:
+        if lookup.attempt != attempt or first < lookup.first:
+            return False
+        return lookup.answer is None or now - lookup.answered_at < FRESH_S
+
+    def _settle(self, lookup: _Lookup, now: float) -> Answer | None:
+        if lookup.answer is None and now >= lookup.deadline:
+            lookup.answer, lookup.answered_at = Answer(lookup.first, np.zeros(0, np.uint8)), now
+            self._tally.count("lookups", "timeout")
+        return lookup.answer
+
+    def _ask(self, request: str, lookup: _Lookup) -> Answer | None:
+        with self._lock:
+            self._lookups[request] = lookup
+        try:
+            self._asked.put_nowait((request, lookup))
+        except queue.Full:
+            self.forget(request)
+            self._tally.count("lookups", "deferred_full")
+            return Answer(lookup.first, np.zeros(0, np.uint8))
+        return None
+
+    def _run(self) -> None:
+        while (item := self._asked.get()) is not None:
+            request, lookup = item
+            started = self._clock()
+            with self._lock:
+                is_wanted = self._lookups.get(request) is lookup
+            if not is_wanted or started >= lookup.deadline:
+                continue
+            try:
+                statuses = self._locate(lookup.chain, request, lookup.deadline - started)
+            except Exception:
+                # The root of this thread's task: the lookup ends by its deadline, and the next one is served.
+                _logger.exception("kvpeer: lookup of request %s failed", request)
+                self._tally.count("errors", "lookup")
+                continue
+            self._answered(request, lookup, statuses, started)
+
+    def _answered(self, request: str, lookup: _Lookup, statuses: npt.NDArray[np.uint8], started: float) -> None:
+        now = self._clock()
+        self._tally.observe("lookup_seconds", now - started)
+        with self._lock:
+            if self._lookups.get(request) is not lookup or lookup.answer is not None:
+                return
+            lookup.answer, lookup.answered_at = Answer(lookup.first, statuses), now
+        self._tally.count("lookups", "hit" if len(statuses) and statuses[0] else "miss")

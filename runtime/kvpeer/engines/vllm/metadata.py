@@ -1,0 +1,95 @@
+"""What the two sides of the connector say to each other, pickled by vLLM.
+
+Keys travel as a `ChainSlice` (packed bytes) and block ids as packed i64, so a prompt of 800 pages is a handful of
+Python objects and not thousands. The classes are registered as vLLM's abstract messages by `connector`; nothing here
+imports vLLM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from kvpeer.core.chain import ChainSlice
+from kvpeer.model import ConfigError
+
+__all__ = ["PageOrder", "RankFacts", "StepOrders", "agreed_facts"]
+
+_BLOCK_ID_BYTES = 8
+
+
+@dataclass(frozen=True)
+class PageOrder:
+    """Copy these pages of a request: `chain` names them, `blocks` (packed i64, one a page) says where they lie in the
+    engine. What is not copied `timeout_s` after the order is given up."""
+
+    request: str
+    chain: ChainSlice
+    blocks: bytes
+    timeout_s: float
+
+    @staticmethod
+    def build(request: str, chain: ChainSlice, blocks: Iterable[int], timeout_s: float) -> PageOrder:
+        """Returns the order; `blocks` gives one block id for each page of `chain`. See `is_consistent`."""
+        return PageOrder(request, chain, np.fromiter(blocks, dtype=np.int64).tobytes(), timeout_s)
+
+    def is_consistent(self) -> bool:
+        """Whether there is a block for each page. A load without must not be tried, only be reported as failed."""
+        return len(self.blocks) == len(self.chain) * _BLOCK_ID_BYTES
+
+    def block_ids(self) -> npt.NDArray[np.int64]:
+        """Returns the block ids, i64 [n], read-only."""
+        return np.frombuffer(self.blocks, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.chain)
+
+
+@dataclass
+class StepOrders:
+    """Orders of the scheduler side to every rank for one engine step."""
+
+    loads: list[PageOrder] = field(default_factory=list)
+    """Accepted loads: each rank reports each of them finished exactly once, whatever becomes of it."""
+    publishes: list[PageOrder] = field(default_factory=list)
+    """Pages whose last token's KV this step computes: to be copied after its forward pass."""
+    preempted: list[str] = field(default_factory=list)
+    """Requests whose blocks are about to be reused: copies from them must not be committed any more."""
+    held: list[str] = field(default_factory=list)
+    """Finished requests whose blocks wait for their copies: each rank reports each of them once it has none running."""
+
+
+@dataclass(frozen=True)
+class RankFacts:
+    """What a rank knows once its KV cache exists and the scheduler side does not: the namespace's fields and its own
+    part."""
+
+    namespace_fields: dict[str, str]
+    n_parts: int
+    part: int
+    part_bytes: int
+
+
+def agreed_facts(ranks: Sequence[RankFacts]) -> RankFacts:
+    """Returns what all ranks of an engine have in common, as the facts of the first one.
+
+    Raises:
+        ConfigError: there are none, or they differ in something that decides the bytes of a page.
+    """
+    if not ranks:
+        raise ConfigError("no rank registered a KV cache: kvpeer cannot share pages of this engine")
+    first = ranks[0]
+    for rank in ranks:
+        names = rank.namespace_fields.keys() | first.namespace_fields.keys()
+        differing = [name for name in names if rank.namespace_fields.get(name) != first.namespace_fields.get(name)]
+        if (rank.n_parts, rank.part_bytes) != (first.n_parts, first.part_bytes):
+            differing.append("parts of a page")
+        if differing:
+            raise ConfigError(
+                f"ranks {first.part} and {rank.part} of this engine differ in {', '.join(sorted(differing))}: "
+                "run all ranks with the same vLLM, model and environment"
+            )
+    return first

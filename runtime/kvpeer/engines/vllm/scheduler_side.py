@@ -1,0 +1,304 @@
+"""The connector's scheduler side: which pages a request loads, which it publishes, and when its blocks may be freed.
+
+It decides and remembers; copies are the workers' business and lookups run in threads of their own, so no method here
+blocks (but `reset`, which an operator calls). What vLLM 0.32 demands of it (vllm/v1/core/sched/scheduler.py):
+
+- An accepted load must be reported as finished once by each rank, aborted or not: a second report trips an assertion
+  that ends the engine, a missing one keeps its blocks for ever.
+- A failed load is recomputed and its request is asked about again, so a load is offered once per (request,
+  preemptions).
+- At least one token of a request must be computed by the engine, which samples from it.
+- A request that returns True from `request_finished` must be reported as sent once. One that is loading must return
+  False: its report as received already frees it.
+
+Requests are vLLM's `Request`, read by duck typing. Not thread-safe: everything runs on the scheduler's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from kvpeer.core.chain import Chain, ChainSlice, namespace_digest
+from kvpeer.core.policy import Action, RequestFacts, decide, located_tokens
+from kvpeer.engines.vllm.lookups import Answer, Lookups
+from kvpeer.engines.vllm.metadata import PageOrder, StepOrders
+from kvpeer.engines.vllm.settings import Settings
+from kvpeer.engines.vllm.tally import Tally
+
+__all__ = ["Locator", "SchedulerSide", "StepSchedule"]
+
+RESET_TIMEOUT_S = 2.0
+"""What an operator's reset waits for the agent. Keys change in any case, so a late answer is harmless."""
+
+OWN_POOL = 1
+"""Status of a located page in the own pool; 0 is nowhere, 2 at a peer."""
+
+
+class Locator(Protocol):
+    """What the scheduler side needs of `kvpeer.client.Client`."""
+
+    @property
+    def healthy(self) -> bool: ...
+    def locate(self, chain: ChainSlice, request: str, deadline_s: float) -> Any: ...
+    def reset(self, reason: str) -> Any: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class StepSchedule:
+    """One step as vLLM scheduled it: per request (id, tokens computed before, tokens in this step, draft tokens among
+    them)."""
+
+    requests: Sequence[tuple[str, int, int, int]]
+    block_ids: Callable[[str], Sequence[int]]
+
+
+@dataclass(frozen=True)
+class _Offer:
+    chain: ChainSlice
+    n_own_pool: int
+    timeout_s: float
+
+
+@dataclass
+class _Tracked:
+    """A request from its arrival to its end. An *attempt* is the time between two preemptions, numbered by the
+    request."""
+
+    request: Any
+    chain: Chain
+    offer: _Offer | None = None
+    offered_attempt: int = -1
+    """The attempt at which vLLM accepted a load."""
+    allocated_attempt: int = -1
+    """The attempt at which the request got blocks: while it is the present one, the request holds them."""
+    n_settled: int | None = None
+    """Pages before this one need no publishing; None until the request is scheduled, which tells where computing
+    starts."""
+    has_copies: bool = False
+    """Whether copies from the present blocks may still be running. Never while a load is: that comes before anything of
+    the attempt is computed."""
+    is_tainted: bool = False
+    """Holds blocks from before a reset: what is computed on top of them is not published."""
+
+    @property
+    def holds_blocks(self) -> bool:
+        return self.allocated_attempt == int(self.request.num_preemptions)
+
+
+@dataclass
+class SchedulerSide:
+    """See the module docstring. Serves without peers until `attach`."""
+
+    settings: Settings
+    page_tokens: int
+    tally: Tally
+    clock: Callable[[], float]
+    nonce: Callable[[], str]
+    """Makes a value that no other call of any engine makes."""
+
+    _namespace_fields: dict[str, str] = field(default_factory=dict)
+    _namespace: bytes = b""
+    _locator: Locator | None = None
+    _lookups: Lookups | None = None
+    _tracked: dict[str, _Tracked] = field(default_factory=dict)
+    _orders: StepOrders = field(default_factory=StepOrders)
+
+    def __post_init__(self) -> None:
+        self._policy = self.settings.policy()
+
+    # ---- start and end
+
+    def attach(self, namespace_fields: Mapping[str, str], locator: Locator) -> None:
+        """From now on new requests are shared, under this namespace; `close` will close the locator."""
+        self._namespace_fields = dict(namespace_fields)
+        self._namespace = namespace_digest(self._namespace_fields)
+        self._locator = locator
+        self._lookups = Lookups(
+            lambda chain, request, timeout_s: locator.locate(chain, request, timeout_s).statuses,
+            timeout_s=self.settings.lookup_timeout_s,
+            deferred_max=self.settings.deferred_requests_max,
+            clock=self.clock,
+            tally=self.tally,
+        )
+
+    def close(self) -> None:
+        """Ends lookups and the connection; idempotent."""
+        lookups, self._lookups = self._lookups, None
+        locator, self._locator = self._locator, None
+        if lookups is not None:
+            lookups.close()
+        if locator is not None:
+            locator.close()
+
+    def reset(self) -> None:
+        """Withdraws this engine's pages and never uses keys of before again. Blocks for at most `RESET_TIMEOUT_S`.
+
+        An engine is reset when its weights may have changed, which its namespace cannot show. So from here on its
+        keys have a random nonce in them: it shares with itself only, until it is restarted.
+        """
+        if not self._namespace:
+            return
+        self._namespace = namespace_digest({**self._namespace_fields, "reset": self.nonce()})
+        if self._lookups is not None:
+            self._lookups.clear()
+        for tracked in self._tracked.values():
+            tracked.chain, tracked.offer = Chain(self._namespace), None
+            tracked.is_tainted = tracked.holds_blocks
+        if self._locator is not None:
+            self._locator.reset("the engine reset its prefix cache")
+
+    # ---- requests
+
+    def request_arrived(self, request: Any) -> None:
+        """Begins to track a request, if its pages may be shared."""
+        reason = self._unshared_reason(request)
+        if reason:
+            self.tally.count("unshared_requests", reason)
+            return
+        self._tracked[request.request_id] = _Tracked(request, Chain(self._namespace))
+
+    def match(self, request: Any, n_computed_tokens: int) -> int | None:
+        """Returns how many tokens beyond `n_computed_tokens` can be loaded, or None while a lookup is under way.
+
+        vLLM asks again at every step as long as the request cannot be scheduled.
+        """
+        tracked = self._tracked.get(request.request_id)
+        if tracked is None or self._lookups is None or request.skip_reading_prefix_cache:
+            return 0
+        if tracked.offered_attempt == request.num_preemptions or self._locator is None or not self._locator.healthy:
+            return 0
+        first = n_computed_tokens // self.page_tokens
+        # The engine must compute one token itself, so a page that ends the request is never loaded.
+        stop = min((request.num_tokens - 1) // self.page_tokens, len(request.block_hashes))
+        if first >= stop:
+            return 0
+        answer = self._lookups.poll(
+            request.request_id, request.num_preemptions, first, lambda: self._slice(tracked, first, stop)
+        )
+        if answer is None:
+            return None
+        tracked.offer = self._decide(tracked, answer, first)
+        return len(tracked.offer.chain) * self.page_tokens
+
+    def allocated(self, request: Any, block_ids: Callable[[], Sequence[int]], n_loaded_tokens: int) -> None:
+        """Takes note of the request's blocks; orders the load when vLLM accepted the offer (`n_loaded_tokens` > 0)."""
+        tracked = self._tracked.get(request.request_id)
+        if tracked is None:
+            return
+        if not tracked.holds_blocks:
+            tracked.allocated_attempt = request.num_preemptions
+            tracked.n_settled, tracked.has_copies, tracked.is_tainted = None, False, False
+        if n_loaded_tokens == 0:
+            return
+        offer = tracked.offer or _NO_OFFER
+        tracked.offered_attempt = request.num_preemptions
+        if self._lookups is not None:
+            self._lookups.forget(request.request_id)
+        # What does not fit together is still ordered: a rank reports such a load as failed, and not never.
+        first, n_pages = offer.chain.first, n_loaded_tokens // self.page_tokens
+        blocks = block_ids()[first : first + n_pages]
+        for source, n_tokens in zip(("own_pool", "peer"), self.hit_sources(request, n_loaded_tokens), strict=True):
+            if n_tokens:
+                self.tally.count("accepted_tokens", source, n_tokens)
+        self._orders.loads.append(PageOrder.build(request.request_id, offer.chain, blocks, offer.timeout_s))
+
+    def hit_sources(self, request: Any, n_tokens: int) -> tuple[int, int]:
+        """Returns how many of the `n_tokens` just accepted come from (the own pool, peers)."""
+        tracked = self._tracked.get(request.request_id)
+        offer = tracked.offer if tracked is not None else None
+        n_own = min(n_tokens, offer.n_own_pool * self.page_tokens) if offer is not None else 0
+        return n_own, n_tokens - n_own
+
+    def finished(self, request_id: str) -> bool:
+        """Ends tracking a request; returns whether its blocks must wait for copies, which the ranks then report as
+        sent."""
+        if self._lookups is not None:
+            self._lookups.forget(request_id)
+        tracked = self._tracked.pop(request_id, None)
+        if tracked is None or not (tracked.has_copies and tracked.holds_blocks):
+            return False
+        self._orders.held.append(request_id)
+        return True
+
+    # ---- steps
+
+    def take_orders(self, preempted: Iterable[str]) -> StepOrders:
+        """Returns the orders gathered for this step, without publishes. Does not fail: an order that got lost would
+        hang its request."""
+        orders, self._orders = self._orders, StepOrders()
+        orders.preempted.extend(preempted)
+        return orders
+
+    def order_publishes(self, orders: StepOrders, step: StepSchedule) -> None:
+        """Adds the publishes of this step to its orders."""
+        if not self.settings.publish:
+            return
+        for request_id, n_computed, n_scheduled, n_draft in step.requests:
+            tracked = self._tracked.get(request_id)
+            if tracked is not None and not tracked.is_tainted:
+                self._publish_full_pages(orders, tracked, step, (n_computed, n_scheduled, n_draft))
+
+    def _publish_full_pages(
+        self, orders: StepOrders, tracked: _Tracked, step: StepSchedule, tokens: tuple[int, int, int]
+    ) -> None:
+        """Orders the pages whose last token's KV this step computes. Ranks copy them after the step's forward pass.
+
+        A page has a hash only once all its tokens are known, so drafts that may yet be rejected are never in one;
+        they are also left out of the count of computed tokens.
+        """
+        n_computed, n_scheduled, n_draft = tokens
+        request = tracked.request
+        first = tracked.n_settled if tracked.n_settled is not None else n_computed // self.page_tokens
+        stop = min((n_computed + n_scheduled - n_draft) // self.page_tokens, len(request.block_hashes))
+        tracked.n_settled = max(first, stop)
+        if first < stop:
+            blocks = step.block_ids(request.request_id)[first:stop]
+            tracked.has_copies = True
+            orders.publishes.append(
+                PageOrder.build(
+                    request.request_id, self._slice(tracked, first, stop), blocks, self.settings.publish_timeout_s
+                )
+            )
+
+    # ---- decisions
+
+    def _unshared_reason(self, request: Any) -> str:
+        if not self._namespace:
+            return "not_connected"
+        if request.lora_request is not None:
+            # vLLM's hash has the adapter's name and path in it, and neither says what the adapter's weights are.
+            return "lora"
+        if request.resumable:
+            # A streaming session rewrites its own tokens, and with them hashes that were already used.
+            return "streaming_session"
+        return ""
+
+    def _decide(self, tracked: _Tracked, answer: Answer, first: int) -> _Offer:
+        """Returns the pages to load from `first` on; counts the tokens that peers have and that are not pulled."""
+        request, page_tokens = tracked.request, self.page_tokens
+        statuses = answer.statuses[first - answer.first :]
+        located = located_tokens(statuses, first * page_tokens, page_tokens)
+        facts = RequestFacts(request.request_id, request.num_tokens, page_tokens)
+        decision = decide(facts, first * page_tokens, located, self._policy)
+        n_declined = located.reachable_tokens - located.resident_tokens
+        if decision.action is not Action.PULL and n_declined:
+            self.tally.count("declined_tokens", decision.reason.value, n_declined)
+        n_pages = decision.n_tokens // page_tokens
+        return _Offer(
+            self._slice(tracked, first, first + n_pages),
+            n_own_pool=int(np.count_nonzero(statuses[:n_pages] == OWN_POOL)),
+            timeout_s=decision.wait_s if decision.action is Action.PULL else self.settings.load_timeout_s,
+        )
+
+    def _slice(self, tracked: _Tracked, first: int, stop: int) -> ChainSlice:
+        hashes = tracked.request.block_hashes
+        tracked.chain.extend(hashes[len(tracked.chain) : stop])
+        return tracked.chain.slice(first, stop)
+
+
+_NO_OFFER = _Offer(ChainSlice(0, b"", b""), n_own_pool=0, timeout_s=0.0)

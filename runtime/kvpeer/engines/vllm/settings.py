@@ -1,0 +1,116 @@
+"""Settings of the vLLM connector: defaults < kv_connector_extra_config < environment (KVPEER_CONNECTOR_<SETTING>)."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from kvpeer.core.policy import Mode, PolicySettings
+from kvpeer.model import ConfigError
+
+__all__ = ["ENVIRONMENT_PREFIX", "Settings", "load_settings"]
+
+ENVIRONMENT_PREFIX = "KVPEER_CONNECTOR_"
+
+_TRUE, _FALSE = frozenset({"1", "true", "yes", "on"}), frozenset({"0", "false", "no", "off"})
+_MODES = tuple(mode.value for mode in Mode)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One setting a field; the name is the key in kv_connector_extra_config."""
+
+    mode: str = "on"
+    """`on`: pull pages from peers. `off`: publish, and reload the own pool only."""
+    min_cached_token_delta: int = 512
+    """Fewer tokens than this are computed here rather than pulled from peers. The own pool is read whatever the
+    number."""
+    publish: bool = True
+    """Whether this engine's pages go into the pool, for itself after eviction and for its peers."""
+    lookup_timeout_s: float = 0.25
+    """A request waits at most this long to learn where its pages are, then it is computed."""
+    load_timeout_s: float = 5.0
+    """A request waits at most this long for its pages, then what is missing is computed."""
+    pull_base_s: float = PolicySettings().pull_base_s
+    """A pull may take this long, plus `pull_s_per_token` for each token, and no longer than `load_timeout_s`."""
+    pull_s_per_token: float = PolicySettings().pull_s_per_token
+    """See `pull_base_s`. Waiting longer than computing the token takes would be worse than no pull."""
+    publish_timeout_s: float = 2.0
+    """A page that is not in the pool this long after its copy began is given up."""
+    deferred_requests_max: int = 64
+    """Requests that wait for a lookup at one time; beyond it requests are computed at once."""
+    publish_queue_pages_max: int = 4096
+    """Pages that wait to be copied into the pool; beyond it pages are not published. Waiting pages hold engine
+    blocks."""
+    weights_identity: str = ""
+    """Names the weights; equal on all engines that run them. Empty: taken from the checkpoint's content."""
+    namespace_salt: str = ""
+    """Engines with different salts never share pages."""
+    engine_name: str = ""
+    """Names this engine and its agent among those of the user on this host. Empty: the model's name and the lowest
+    free number."""
+    agent_socket: str = ""
+    """The agent's Unix socket. Empty: this engine starts an agent of its own, or finds the one it started before."""
+
+    def policy(self) -> PolicySettings:
+        """Returns when pages are pulled."""
+        return PolicySettings(
+            mode=Mode(self.mode),
+            min_cached_token_delta=self.min_cached_token_delta,
+            pull_base_s=self.pull_base_s,
+            pull_s_per_token=self.pull_s_per_token,
+            max_pull_wait_s=self.load_timeout_s,
+        )
+
+
+def load_settings(extra_config: Mapping[str, Any], environment: Mapping[str, str]) -> Settings:
+    """Returns the effective settings.
+
+    Raises:
+        ConfigError: a key is unknown (the message names the nearest one) or a value does not fit.
+    """
+    known = {field.name: field for field in fields(Settings)}
+    given: dict[str, Any] = {}
+    for key, value in extra_config.items():
+        _refuse_unknown(key, key, known, "kv_connector_extra_config")
+        given[key] = value
+    for variable, text in environment.items():
+        if variable.startswith(ENVIRONMENT_PREFIX):
+            key = variable[len(ENVIRONMENT_PREFIX) :].lower()
+            _refuse_unknown(variable, key, known, "the environment")
+            given[key] = text
+    settings = Settings(**{key: _convert(key, value, type(known[key].default)) for key, value in given.items()})
+    if settings.mode not in _MODES:
+        raise ConfigError(f"mode is {settings.mode!r}: use one of {', '.join(_MODES)}")
+    return settings
+
+
+def _refuse_unknown(shown: str, key: str, known: Mapping[str, Any], where: str) -> None:
+    if key in known:
+        return
+    nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
+    raise ConfigError(f"unknown setting {shown!r} in {where}: did you mean {nearest[0]!r}?")
+
+
+def _convert(key: str, value: Any, kind: type) -> Any:
+    try:
+        converted = _boolean(value) if kind is bool else kind(value)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{key} is {value!r}: it must be of type {kind.__name__}") from error
+    if isinstance(value, bool) and kind is not bool:
+        raise ConfigError(f"{key} is {value!r}: it must be of type {kind.__name__}")
+    if kind in (int, float) and not 0 < converted < math.inf:
+        raise ConfigError(f"{key} is {value!r}: it must be greater than 0 and finite")
+    return converted
+
+
+def _boolean(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    text = str(value).strip().lower()
+    if text not in _TRUE | _FALSE:
+        raise ValueError
+    return text in _TRUE

@@ -1,0 +1,52 @@
+"""Makes a random model that a CPU runs in milliseconds. Runs in the engine's Python: `python tiny_model.py FOLDER`.
+
+Weights are drawn wide enough that greedy output is not one token for ever, so that a wrong page shows in it.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+SPECIAL = {"pad_token": "<pad>", "eos_token": "<eos>"}
+TEXT = ["engines share the pages of a prompt " * 8, "a page is found, verified, copied and used " * 8]
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    tokens = Tokenizer(models.BPE())
+    tokens.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokens.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens.train_from_iterator(
+        TEXT, trainers.BpeTrainer(vocab_size=300, special_tokens=[*SPECIAL.values()], initial_alphabet=alphabet)
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokens, **SPECIAL)
+
+
+def main(folder: str) -> None:
+    words = tokenizer()
+    words.save_pretrained(folder)
+    torch.manual_seed(1)
+    config = Qwen3Config(
+        vocab_size=len(words),
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=4096,
+        tie_word_embeddings=False,
+        initializer_range=0.2,
+        bos_token_id=None,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
+    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
