@@ -199,15 +199,19 @@ def test_in_insecure_mode_the_cluster_still_counts(run_on: Run) -> None:
     run_on(main())
 
 
-def test_a_stranger_is_logged_once_and_counted_each_time(run_on: Run, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stranger_is_logged_once_counted_each_time_and_holds_no_place(
+    run_on: Run, caplog: pytest.LogCaptureFixture
+) -> None:
     async def main() -> None:
-        async with Node(1).start() as a:
+        async with Node(1, LinkSettings(inbound_max=2)).start({Ping: echo_ping}) as a:
             for n in range(1, 6):
                 raw = await RawPeer.dial(a.links.control_port, None)
                 raw.writer.write(b"x" * 100)
                 await raw.ended()
                 raw.close()
                 await until(lambda n=n: a.refused("tls") == n)
+            assert a.refused("limit") == 0
+            await still_serves(a)
 
     run_on(main())
     assert sum("no link with 127.0.0.1 (tls" in record.getMessage() for record in caplog.records) == 1

@@ -1,0 +1,147 @@
+"""Pools that are full: pages go and slots are used again while peers read them, and a hit is right all the same."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from kvpeer.core.chain import ChainSlice
+from kvpeer.model import Outcome
+
+from processes.agents import POLL_S, Cluster, finds
+from processes.engine import Engine, chain_of, content
+from processes.handles import eventually
+
+pytestmark = pytest.mark.process
+
+PAGE_BYTES = 128 << 10
+EIGHT_SLOTS = {"pool.size": "1Mi", "pool.extent_size": "1Mi", "pool.lease_ttl": "0s"}
+N_PAGES = 256
+"""So many that a page comes again only after the reader has forgotten that it was missing."""
+
+PUBLISHED_AT_ONCE = 4
+WINDOW_PAGES = 8
+"""Asked for at once: the newest pages, as many as there are slots."""
+
+ALLOWED = {Outcome.HIT, Outcome.MISS, Outcome.STALE, Outcome.REFUSED}
+"""An honest page is never corrupt, and nothing here takes so long that a deadline passes."""
+
+SHARE_MIN = 0.002
+"""Of all fetched pages: fewer pulled ones or fewer stale ones, and eviction did not meet the reads."""
+
+
+@dataclass
+class Tally:
+    outcomes: Counter = field(default_factory=Counter)
+    n_wrong: int = 0
+
+
+class Churn:
+    """An engine that publishes the pages of one chain in turn, a few at a time, without a pause."""
+
+    def __init__(self, producer: Engine) -> None:
+        self._producer = producer
+        self._is_stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._chain = chain_of(producer.namespace, *range(N_PAGES))
+        self._pages = np.stack([content(number, 0, PAGE_BYTES).reshape(2, -1) for number in range(N_PAGES)], axis=1)
+        self.n_published = 0
+
+    def __enter__(self) -> Churn:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_stopping.set()
+        self._thread.join()
+
+    def newest(self) -> tuple[ChainSlice, np.ndarray]:
+        """The last pages that were offered, as a slice of the chain, and their content [2, n, half a page]."""
+        stop = (self.n_published - 1) % N_PAGES + 1
+        start = max(0, stop - WINDOW_PAGES)
+        return self._chain.part(start, stop), self._pages[:, start:stop]
+
+    def _run(self) -> None:
+        start = 0
+        blocks = np.arange(PUBLISHED_AT_ONCE, dtype=np.int64)
+        while not self._is_stopping.is_set():
+            stop = start + PUBLISHED_AT_ONCE
+            self._producer.memory[:, :PUBLISHED_AT_ONCE] = self._pages[:, start:stop]
+            self._producer.client.publish(self._chain.part(start, stop), blocks, 5.0)
+            self.n_published += PUBLISHED_AT_ONCE
+            start = stop % N_PAGES
+
+
+def fetch_under_churn(reader: Engine, churn: Churn, n_fetches: int, seconds: float) -> Tally:
+    """Fetches the newest pages again and again; every other time after their locations had time to become old."""
+    tally = Tally()
+    until = time.monotonic() + seconds
+    n = 0
+    while tally.outcomes.total() < n_fetches and time.monotonic() < until:
+        chain, pages = churn.newest()
+        request = f"request {n}"
+        if n % 2:
+            reader.client.locate(chain, request, 5.0)
+            _let_pass(churn, PUBLISHED_AT_ONCE)
+        reader.memory[:, :WINDOW_PAGES] = 0
+        outcomes = reader.client.fetch(chain, np.arange(len(chain), dtype=np.int64), request, 5.0)
+        tally.outcomes.update(outcomes.tolist())
+        for page in np.flatnonzero(outcomes == Outcome.HIT).tolist():
+            tally.n_wrong += not np.array_equal(reader.memory[:, page], pages[:, page])
+        n += 1
+    return tally
+
+
+def _let_pass(churn: Churn, n_pages: int) -> None:
+    """Returns when so many more pages were published."""
+    enough = churn.n_published + n_pages
+    eventually(lambda: churn.n_published >= enough, poll_s=0.001)
+
+
+def check(cluster: Cluster, verify: str, n_fetches: int, seconds: float) -> None:
+    a, b = cluster.start("a", "b", settings={**EIGHT_SLOTS, "transport.verify": verify})
+    producer, reader = (cluster.engine(agent, page_bytes=PAGE_BYTES) for agent in (a, b))
+    with Churn(producer) as churn:
+        _let_pass(churn, WINDOW_PAGES)
+        tally = fetch_under_churn(reader, churn, n_fetches, seconds)
+    n = tally.outcomes.total()
+    n_pulled = b.metric("kvpeer_transport_pulled_bytes_total", transport="tcp") / PAGE_BYTES
+    described = f"{n} fetched, {n_pulled:.0f} pulled, {churn.n_published} published, {tally}"
+    print(described)
+    assert tally.n_wrong == 0, described
+    assert set(tally.outcomes) <= ALLOWED, described
+    assert n >= n_fetches, described
+    assert n_pulled >= SHARE_MIN * n, described
+    assert tally.outcomes[Outcome.STALE] >= SHARE_MIN * n, described
+    assert a.metric("kvpeer_pool_corrupt_pages_total") == b.metric("kvpeer_pool_corrupt_pages_total") == 0
+
+
+@pytest.mark.parametrize("verify", ["full", "generation"])
+def test_hits_are_right_while_eight_slots_are_used_again_without_a_pause(cluster: Cluster, verify: str) -> None:
+    check(cluster, verify, n_fetches=10_000, seconds=40)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(620)
+def test_a_million_fetches_have_no_wrong_hit(cluster: Cluster) -> None:
+    check(cluster, "full", n_fetches=1_000_000, seconds=590)
+
+
+def test_a_full_pool_evicts_or_refuses_and_is_no_error(cluster: Cluster) -> None:
+    a, b = cluster.start("a", "b", settings={**EIGHT_SLOTS, "pool.lease_ttl": "50ms"})
+    producer, reader = (cluster.engine(agent, page_bytes=PAGE_BYTES) for agent in (a, b))
+    for first in range(0, 200, 10):
+        n_written, n_present, n_refused = producer.publish(*range(first, first + 10))
+        assert n_written + n_refused == 10, "more than the pool has slots"
+        assert n_written > 0, "eviction makes progress"
+        assert n_present == 0
+    eventually(lambda: a.metric("kvpeer_pool_evicted_pages_total") >= 100, poll_s=POLL_S)
+    assert producer.publish(*range(1000, 1004)) == (4, 0, 0)
+    finds(reader, range(1000, 1004))
+    assert reader.fetch(*range(1000, 1004)) == ["HIT"] * 4
+    assert not [what for what, _ in producer.client.counters() if what.startswith("failed")]
+    assert "Traceback" not in a.log
