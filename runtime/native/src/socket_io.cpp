@@ -41,7 +41,7 @@ int set_option(int fd, int level, int name, int value) {
 }
 
 // A request waits for its answer, so nothing may linger in the kernel for company (Nagle). Buffer sizes are left to the kernel: a
-// fixed one ends its tuning, is cut to net.core.*mem_max, and where it was granted (4 MiB) it was slower: bytes leave the cache.
+// fixed one ends its tuning and is cut to net.core.*mem_max, which on many hosts is less than the tuning would have reached.
 int prepare(int fd) { return set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1); }
 
 // Drops n_bytes from the front of the vectors, and empty ones with them.

@@ -18,14 +18,10 @@ from processes.handles import eventually
 
 pytestmark = pytest.mark.process
 
-PAGE_BYTES = 128 << 10
-EIGHT_SLOTS = {"pool.size": "1Mi", "pool.extent_size": "1Mi", "pool.lease_ttl": "0s"}
-N_PAGES = 256
-"""So many that a page comes again only after the reader has forgotten that it was missing."""
-
-PUBLISHED_AT_ONCE = 4
-WINDOW_PAGES = 8
-"""Asked for at once: the newest pages, as many as there are slots."""
+POOL_BYTES = 1 << 20
+SMALL_POOL = {"pool.size": "1Mi", "pool.extent_size": "1Mi", "pool.lease_ttl": "0s"}
+CHAIN_BYTES = 32 << 20
+"""So long that a page comes again only after the reader has forgotten that it was missing."""
 
 ALLOWED = {Outcome.HIT, Outcome.MISS, Outcome.STALE, Outcome.REFUSED}
 """An honest page is never corrupt, and nothing here takes so long that a deadline passes."""
@@ -43,12 +39,17 @@ class Tally:
 class Churn:
     """An engine that publishes the pages of one chain in turn, a few at a time, without a pause."""
 
-    def __init__(self, producer: Engine) -> None:
+    def __init__(self, producer: Engine, n_slots: int) -> None:
         self._producer = producer
         self._is_stopping = threading.Event()
         self._thread = threading.Thread(target=self._run)
-        self._chain = chain_of(producer.namespace, *range(N_PAGES))
-        self._pages = np.stack([content(number, 0, PAGE_BYTES).reshape(2, -1) for number in range(N_PAGES)], axis=1)
+        page_bytes = POOL_BYTES // n_slots
+        self._n_pages = CHAIN_BYTES // page_bytes
+        numbers = range(self._n_pages)
+        self._chain = chain_of(producer.namespace, *numbers)
+        self._pages = np.stack([content(number, 0, page_bytes).reshape(2, -1) for number in numbers], axis=1)
+        self._window = n_slots
+        self.step = n_slots // 2
         self.n_published = 0
 
     def __enter__(self) -> Churn:
@@ -60,20 +61,21 @@ class Churn:
         self._thread.join()
 
     def newest(self) -> tuple[ChainSlice, np.ndarray]:
-        """The last pages that were offered, as a slice of the chain, and their content [2, n, half a page]."""
-        stop = (self.n_published - 1) % N_PAGES + 1
-        start = max(0, stop - WINDOW_PAGES)
+        """The last pages that were offered, at most as many as there are slots, as a slice of the chain; and their
+        content [2, n, half a page]."""
+        stop = (self.n_published - 1) % self._n_pages + 1
+        start = max(0, stop - self._window)
         return self._chain.part(start, stop), self._pages[:, start:stop]
 
     def _run(self) -> None:
         start = 0
-        blocks = np.arange(PUBLISHED_AT_ONCE, dtype=np.int64)
+        blocks = np.arange(self.step, dtype=np.int64)
         while not self._is_stopping.is_set():
-            stop = start + PUBLISHED_AT_ONCE
-            self._producer.memory[:, :PUBLISHED_AT_ONCE] = self._pages[:, start:stop]
+            stop = start + self.step
+            self._producer.memory[:, : self.step] = self._pages[:, start:stop]
             self._producer.client.publish(self._chain.part(start, stop), blocks, 5.0)
-            self.n_published += PUBLISHED_AT_ONCE
-            start = stop % N_PAGES
+            self.n_published += self.step
+            start = stop % self._n_pages
 
 
 def fetch_under_churn(reader: Engine, churn: Churn, n_fetches: int, seconds: float) -> Tally:
@@ -86,8 +88,8 @@ def fetch_under_churn(reader: Engine, churn: Churn, n_fetches: int, seconds: flo
         request = f"request {n}"
         if n % 2:
             reader.client.locate(chain, request, 5.0)
-            _let_pass(churn, PUBLISHED_AT_ONCE)
-        reader.memory[:, :WINDOW_PAGES] = 0
+            _let_pass(churn, churn.step)
+        reader.memory[:, : len(chain)] = 0
         outcomes = reader.client.fetch(chain, np.arange(len(chain), dtype=np.int64), request, 5.0)
         tally.outcomes.update(outcomes.tolist())
         for page in np.flatnonzero(outcomes == Outcome.HIT).tolist():
@@ -102,14 +104,15 @@ def _let_pass(churn: Churn, n_pages: int) -> None:
     eventually(lambda: churn.n_published >= enough, poll_s=0.001)
 
 
-def check(cluster: Cluster, verify: str, n_fetches: int, seconds: float) -> None:
-    a, b = cluster.start("a", "b", settings={**EIGHT_SLOTS, "transport.verify": verify})
-    producer, reader = (cluster.engine(agent, page_bytes=PAGE_BYTES) for agent in (a, b))
-    with Churn(producer) as churn:
-        _let_pass(churn, WINDOW_PAGES)
+def check(cluster: Cluster, verify: str, n_slots: int, n_fetches: int, seconds: float) -> None:
+    a, b = cluster.start("a", "b", settings={**SMALL_POOL, "transport.verify": verify})
+    page_bytes = POOL_BYTES // n_slots
+    producer, reader = (cluster.engine(agent, page_bytes=page_bytes) for agent in (a, b))
+    with Churn(producer, n_slots) as churn:
+        _let_pass(churn, n_slots)
         tally = fetch_under_churn(reader, churn, n_fetches, seconds)
     n = tally.outcomes.total()
-    n_pulled = b.metric("kvpeer_transport_pulled_bytes_total", transport="tcp") / PAGE_BYTES
+    n_pulled = b.metric("kvpeer_transport_pulled_bytes_total", transport="tcp") / page_bytes
     described = f"{n} fetched, {n_pulled:.0f} pulled, {churn.n_published} published, {tally}"
     print(described)
     assert tally.n_wrong == 0, described
@@ -121,19 +124,22 @@ def check(cluster: Cluster, verify: str, n_fetches: int, seconds: float) -> None
 
 
 @pytest.mark.parametrize("verify", ["full", "generation"])
-def test_hits_are_right_while_eight_slots_are_used_again_without_a_pause(cluster: Cluster, verify: str) -> None:
-    check(cluster, verify, n_fetches=10_000, seconds=40)
+@pytest.mark.parametrize(("n_slots", "n_fetches"), [(8, 2_000), (64, 12_000)])
+def test_hits_are_right_while_the_slots_are_used_again_without_a_pause(
+    cluster: Cluster, verify: str, n_slots: int, n_fetches: int
+) -> None:
+    check(cluster, verify, n_slots, n_fetches, seconds=40)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(620)
 def test_a_million_fetches_have_no_wrong_hit(cluster: Cluster) -> None:
-    check(cluster, "full", n_fetches=1_000_000, seconds=590)
+    check(cluster, "full", n_slots=64, n_fetches=1_000_000, seconds=590)
 
 
 def test_a_full_pool_evicts_or_refuses_and_is_no_error(cluster: Cluster) -> None:
-    a, b = cluster.start("a", "b", settings={**EIGHT_SLOTS, "pool.lease_ttl": "50ms"})
-    producer, reader = (cluster.engine(agent, page_bytes=PAGE_BYTES) for agent in (a, b))
+    a, b = cluster.start("a", "b", settings={**SMALL_POOL, "pool.lease_ttl": "50ms"})
+    producer, reader = (cluster.engine(agent, page_bytes=POOL_BYTES // 8) for agent in (a, b))
     for first in range(0, 200, 10):
         n_written, n_present, n_refused = producer.publish(*range(first, first + 10))
         assert n_written + n_refused == 10, "more than the pool has slots"
