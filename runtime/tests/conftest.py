@@ -1,1 +1,14 @@
-"""Puts this folder on the import path, so that tests of every part can use `oracles`."""
+"""Puts this folder on the import path, so that tests of every part can use `oracles`, and sets up property tests."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+# No time limits: speed is not what a property is about, and these tests run on busy machines. CI tries the same
+# examples each time, so that a change is red for what it did; everybody else's runs look for new ones.
+settings.register_profile(
+    "kvpeer", deadline=None, derandomize="CI" in os.environ, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("kvpeer")

@@ -116,7 +116,7 @@ class DataPeers:
             raise PeerUnavailableError("no time left to open a data connection")
         asked = asyncio.run_coroutine_threadsafe(self._links.request(producer, OpenData(1), timeout_s), self._loop)
         try:
-            answer = asked.result(timeout_s + 1.0)
+            answer = asked.result(timeout_s)
         except (concurrent.futures.TimeoutError, concurrent.futures.CancelledError) as error:
             raise PeerUnavailableError(f"agent {producer.hex()} admitted no data connection in time") from error
         if not isinstance(answer, DataAdmission) or len(answer.capabilities) != CAPABILITY_BYTES:
