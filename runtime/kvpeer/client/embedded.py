@@ -2,8 +2,9 @@
 all of them.
 
 Each engine has a folder of its own below the user's runtime folder, with the agent's socket, log, and a lock that
-lets exactly one process start the agent. The agent runs in a session of its own, outlives the process that started
-it, and ends by itself some time after its last client left.
+lets exactly one process start the agent. The agent runs in a session of its own and is no descendant of the process
+that started it, because engines kill all their descendants when they stop: it outlives them, with a warm pool for the
+next one, and ends by itself some time after its last client left.
 """
 
 from __future__ import annotations
@@ -14,18 +15,20 @@ import fcntl
 import hashlib
 import importlib.util
 import os
+import select
 import socket
 import stat
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from kvpeer.client.settings import ClientSettings
 from kvpeer.model import ConfigError, PeerUnavailableError
 
-__all__ = ["engine_folder", "ensure_agent", "runtime_folder"]
+__all__ = ["DetachedAgent", "engine_folder", "ensure_agent", "runtime_folder", "started_agents"]
 
 AGENT_PACKAGES = ("cryptography", "prometheus_client", "uvloop", "yaml")
 """What the agent needs beyond the client, by import name."""
@@ -36,8 +39,21 @@ POLL_S = 0.02
 LOG_TAIL_BYTES = 2000
 """How much of a failed agent's log goes into the error."""
 
-_children: list[subprocess.Popen[bytes]] = []
-"""Agents that this process started. Kept to reap them when they end before this process does."""
+_DETACH = """
+import os, sys
+pid = os.fork()
+if pid:
+    print(pid)
+else:
+    os.setsid()
+    os.dup2(2, 1)
+    os.execvp(sys.argv[1], sys.argv[1:])
+"""
+"""Runs in an interpreter of its own, which ends at once and leaves the agent to the init process: a fork of the engine,
+with its threads and device handles, would not do."""
+
+DETACH_TIMEOUT_S = 10.0
+"""A bare interpreter starts in 20 ms; on a starving machine in a second or two."""
 
 
 def ensure_agent(settings: ClientSettings, deadline: float) -> str:
@@ -92,29 +108,67 @@ def engine_folder(engine: str, environment: Mapping[str, str]) -> Path:
     return folder
 
 
+@dataclass(frozen=True)
+class DetachedAgent:
+    """An agent that this process started. It holds the other end of the pipe `lifeline` until it ends."""
+
+    pid: int
+    lifeline: int
+
+    def has_ended(self, wait_s: float = 0.0) -> bool:
+        """Whether it has ended; waits for that for `wait_s` at most."""
+        poll = select.poll()
+        poll.register(self.lifeline, select.POLLIN)
+        return bool(poll.poll(wait_s * 1000))
+
+    def forget(self) -> None:
+        """Gives the pipe back; nothing can be asked afterwards."""
+        os.close(self.lifeline)
+
+
+started_agents: list[DetachedAgent] = []
+"""Agents that this process started, the latest last; those that ended leave when another one is started."""
+
+
 def _start(settings: ClientSettings, folder: Path, path: str, deadline: float) -> None:
-    _children[:] = [child for child in _children if child.poll() is None]
     command = list(settings.agent_command) or _default_command()
     log_path = folder / "agent.log"
     environment = {**os.environ, **settings.agent_environment, "KVPEER_AGENT_SOCKET": path}
     package_root = str(Path(__file__).resolve().parents[2])
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (package_root, environment.get("PYTHONPATH", ""))))
-    with open(log_path, "wb") as log:
-        try:
-            child = subprocess.Popen(  # noqa: S603 - our own command line
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
-            )
-        except OSError as error:
-            raise ConfigError(f"the agent cannot be started as {command[0]}: {error}") from error
-    _children.append(child)
+    for ended in [agent for agent in started_agents if agent.has_ended()]:
+        started_agents.remove(ended)
+        ended.forget()
+    agent = _detached(command, environment, log_path)
+    started_agents.append(agent)
     while not _is_served(path):
-        if child.poll() is not None:
-            raise ConfigError(
-                f"the agent ended with status {child.returncode} at its start; {log_path} says:\n{_tail(log_path)}"
-            )
+        if agent.has_ended(POLL_S):
+            raise ConfigError(f"the agent ended at its start; {log_path} says:\n{_tail(log_path)}")
         if time.monotonic() >= deadline:
-            raise PeerUnavailableError(f"the agent (process {child.pid}) is not ready yet; see {log_path}")
-        time.sleep(POLL_S)
+            raise PeerUnavailableError(f"the agent (process {agent.pid}) is not ready yet; see {log_path}")
+
+
+def _detached(command: list[str], environment: Mapping[str, str], log_path: Path) -> DetachedAgent:
+    """Starts a command that is no descendant of this process."""
+    lifeline, held_by_agent = os.pipe()
+    try:
+        with open(log_path, "wb") as log:
+            detach = subprocess.run(  # noqa: S603 - our own command line
+                [sys.executable, "-S", "-c", _DETACH, *command],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=environment,
+                pass_fds=[held_by_agent],
+                timeout=DETACH_TIMEOUT_S,
+                check=True,
+            )
+        return DetachedAgent(int(detach.stdout), lifeline)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        os.close(lifeline)
+        raise ConfigError(f"the agent cannot be started by {sys.executable}: {error}; see {log_path}") from error
+    finally:
+        os.close(held_by_agent)
 
 
 def _default_command() -> list[str]:

@@ -27,11 +27,12 @@ def runtime_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="kv") as folder:
         monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
         monkeypatch.delenv("KVPEER_AGENT_RUNTIME_DIR", raising=False)
-        before = list(embedded._children)
+        before = list(embedded.started_agents)
         yield Path(folder)
-        for child in [child for child in embedded._children if child not in before]:
-            child.kill()
-            child.wait(10)
+        for agent in [agent for agent in embedded.started_agents if agent not in before]:
+            if not agent.has_ended():
+                os.kill(agent.pid, signal.SIGKILL)
+            assert agent.has_ended(10)
 
 
 def settings(engine: str = "e") -> ClientSettings:
@@ -42,7 +43,7 @@ def settings(engine: str = "e") -> ClientSettings:
 @pytest.mark.process
 def test_processes_of_one_engine_share_one_agent_and_other_engines_have_their_own(runtime_dir: Path) -> None:
     paths: list[str] = []
-    n_before = len(embedded._children)
+    before = {agent.pid for agent in embedded.started_agents}
     ranks = [
         threading.Thread(target=lambda: paths.append(embedded.ensure_agent(settings(), time.monotonic() + 15)))
         for _ in range(4)
@@ -53,11 +54,23 @@ def test_processes_of_one_engine_share_one_agent_and_other_engines_have_their_ow
         rank.join(20)
     assert len(paths) == 4
     assert len(set(paths)) == 1
-    assert len(embedded._children) == n_before + 1
+    assert len({agent.pid for agent in embedded.started_agents} - before) == 1
     other = embedded.ensure_agent(settings("another engine"), time.monotonic() + 15)
     assert other != paths[0]
-    assert os.getsid(embedded._children[-1].pid) == embedded._children[-1].pid, "it must outlive our terminal"
+    agent = embedded.started_agents[-1].pid
+    assert os.getsid(agent) == agent, "it must outlive our terminal"
     assert stat.S_IMODE(Path(other).parent.stat().st_mode) == 0o700
+
+
+@pytest.mark.process
+def test_an_embedded_agent_is_no_descendant_of_the_engine_that_started_it(runtime_dir: Path) -> None:
+    # vLLM and SGLang kill their descendants when they stop, all the way down.
+    embedded.ensure_agent(settings(), time.monotonic() + 15)
+    ancestors, pid = [], embedded.started_agents[-1].pid
+    while pid > 1:
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        ancestors.append(pid)
+    assert os.getpid() not in ancestors
 
 
 @pytest.mark.process
@@ -65,7 +78,7 @@ def test_an_embedded_agent_that_was_killed_is_started_again(runtime_dir: Path) -
     engine = Engine("", settings=settings())
     try:
         assert engine.publish(1)[0] == 1
-        embedded._children[-1].send_signal(signal.SIGKILL)
+        os.kill(embedded.started_agents[-1].pid, signal.SIGKILL)
         eventually(lambda: not engine.client.healthy)
         eventually(lambda: engine.client.healthy)
         assert engine.publish(1)[0] == 1

@@ -19,7 +19,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,10 @@ START_DEADLINE_S = 500.0
 REQUEST_DEADLINE_S = 60.0
 PAGE_TOKENS = 32
 DIRECTORY_REPLICAS = 2
+
+AGENT_LOOKS_S = 1.5
+"""An agent brings its gauges up to date once a second."""
+
 VOCABULARY = range(10, 290)
 
 CONNECTOR = {
@@ -54,6 +58,8 @@ _ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",
     "KVPEER_POOL_SIZE": "64Mi",
     "KVPEER_POOL_EXTENT_SIZE": "8Mi",
+    # An engine takes longer to start again here than agents linger by default.
+    "KVPEER_AGENT_LINGER": "400s",
     # Two busy cores are slower than any machine that these deadlines are made for.
     "KVPEER_CONNECTOR_PULL_BASE_S": "5",
     "KVPEER_CONNECTOR_LOOKUP_TIMEOUT_S": "2",
@@ -75,12 +81,17 @@ def free_port() -> int:
         return port
 
 
-def eventually(is_so: Any, what: str, deadline_s: float = 30.0) -> None:
-    """Returns when `is_so()` holds; fails naming `what` if it does not by the deadline."""
+def eventually(is_so: Callable[[], bool], what: str, deadline_s: float = 30.0, lasting_s: float = 0.0) -> None:
+    """Returns when `is_so()` has held for `lasting_s`; fails naming `what` if it does not by the deadline."""
     end = time.monotonic() + deadline_s
+    since: float | None = None
     pause = threading.Event()
-    while not is_so():
-        assert time.monotonic() < end, f"not within {deadline_s} s: {what}"
+    while True:
+        now = time.monotonic()
+        since = (since or now) if is_so() else None
+        if since is not None and now - since >= lasting_s:
+            return
+        assert now < end, f"not within {deadline_s} s: {what}"
         pause.wait(0.05)
 
 
@@ -206,7 +217,8 @@ class Server:
             n_records = sum(agent.agent_metric("kvpeer_directory_holders") for agent in agents)
             return n_records == n_pages * min(DIRECTORY_REPLICAS, len(agents))
 
-        eventually(is_findable, "every page in a pool is in the directory")
+        # Both numbers may be of before the last pages, and equal; not for longer than agents need to look again.
+        eventually(is_findable, "every page in a pool is in the directory", lasting_s=AGENT_LOOKS_S)
 
     def _body(self, tokens: Sequence[int], n_tokens: int, more: dict[str, Any]) -> str:
         return json.dumps(
@@ -269,7 +281,6 @@ class Fleet:
     model: Path
     python: str
     servers: list[Server] = field(default_factory=list)
-    _sockets: set[Path] = field(default_factory=set)
 
     def start(
         self,

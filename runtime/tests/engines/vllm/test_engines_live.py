@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from engines.harness import PAGE_TOKENS, Fleet, Server, prompt
+from engines.harness import PAGE_TOKENS, Fleet, Server, eventually, prompt
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(700)]
 
@@ -25,19 +25,16 @@ class Engines:
     roomy: Server
     two_ranks: Server
     wrong_policy: Server
-    wrong_setting: Server
 
 
 @pytest.fixture(scope="module")
 def engines(fleet: Fleet) -> Engines:
-    """`cramped` has blocks for some prompts, `two_ranks` runs with tensor parallelism; two others must not
-    start."""
+    """`cramped` has blocks for some prompts, `two_ranks` runs with tensor parallelism; the last one must not start."""
     engines = Engines(
         cramped=fleet.start("cramped", "--max-model-len", "1024", kv_cache_bytes=N_CRAMPED_BLOCKS * BLOCK_BYTES),
         roomy=fleet.start("roomy"),
         two_ranks=fleet.start("two-ranks", "--tensor-parallel-size", "2"),
         wrong_policy=fleet.start("wrong-policy", transfer={"kv_load_failure_policy": "fail"}),
-        wrong_setting=fleet.start("wrong-setting", extra={"lookup_timeout": 1}),
     )
     for server in (engines.cramped, engines.roomy, engines.two_ranks):
         server.wait_ready()
@@ -102,7 +99,7 @@ def test_after_a_reset_with_the_connector_nothing_of_before_is_found(engines: En
     engine.published()
     assert engine.agent_metric("kvpeer_pool_pages", state="committed") > 0
     engine.reset_prefix_cache(with_connector=True)
-    assert engine.agent_metric("kvpeer_pool_pages", state="committed") == 0
+    eventually(lambda: engine.agent_metric("kvpeer_pool_pages", state="committed") == 0, "the pool is empty")
     before = engine.cached_tokens("host")
     answer = engine.complete(tokens)
     assert engine.cached_tokens("host") == before
@@ -115,4 +112,3 @@ def test_after_a_reset_with_the_connector_nothing_of_before_is_found(engines: En
 
 def test_a_wrong_start_ends_with_a_message_that_names_the_fix(engines: Engines) -> None:
     assert '"kv_load_failure_policy": "recompute"' in engines.wrong_policy.wait_ended()
-    assert "did you mean 'lookup_timeout_s'" in engines.wrong_setting.wait_ended()

@@ -22,6 +22,7 @@ FIELDS = {"engine": "vllm", "weights": "test"}
 @dataclass
 class Located:
     statuses: np.ndarray
+    reason: str = ""
 
 
 class ScriptedLocator:
@@ -34,12 +35,13 @@ class ScriptedLocator:
         self.may_answer.set()
         self.asked: list[ChainSlice] = []
         self.n_resets = 0
+        self.reason = ""
         self.is_closed = False
 
     def locate(self, chain: ChainSlice, request: str, deadline_s: float) -> Located:
         self.asked.append(chain)
         assert self.may_answer.wait(10)
-        return Located(np.array(self.answer(chain), np.uint8))
+        return Located(np.array(self.answer(chain), np.uint8), self.reason)
 
     def reset(self, reason: str) -> None:
         self.n_resets += 1
@@ -137,6 +139,12 @@ def test_a_lookup_that_is_not_answered_by_its_deadline_is_a_miss(engine: Engine)
     assert engine.side.match(request, 0) == 0
     assert engine.counts()["lookups"] == {"timeout": 1}
     engine.locator.may_answer.set()
+
+
+def test_a_lookup_that_finds_nothing_is_counted_with_its_reason(engine: Engine) -> None:
+    engine.locator.reason = "no_members"
+    engine.start(FakeRequest.of_pages("r", 4))
+    assert engine.counts()["lookups"] == {"no_members": 1}
 
 
 def test_beyond_the_limit_of_deferred_requests_a_request_is_computed_at_once() -> None:
