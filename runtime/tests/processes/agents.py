@@ -199,6 +199,25 @@ def address_files(runtime_dir: Path, cluster: str = "default") -> Iterator[dict[
         yield json.loads(path.read_bytes())
 
 
+PAYLOAD_BYTES_MIN = 64 << 10
+"""In a connection's buffers: more than any greeting or request, so that pages are on their way."""
+
+
+def has_pages_on_the_way(data_port: int) -> bool:
+    """Whether a connection of this data server has a part of a page in its buffers."""
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        _, local, remote, _, queues, *_ = line.split()
+        n_bytes = sum(int(queue, 16) for queue in queues.split(":"))
+        if f"{data_port:04X}" in (local[-4:], remote[-4:]) and n_bytes >= PAYLOAD_BYTES_MIN:
+            return True
+    return False
+
+
+def publish_all(engine: Engine, numbers: Sequence[int]) -> None:
+    """Returns when all these pages are in the pool: on a busy machine a pool that grows may refuse a part at first."""
+    eventually(lambda: engine.publish(*numbers)[2] == 0, poll_s=POLL_S)
+
+
 def finds(engine: Engine, numbers: Sequence[int]) -> None:
     """Returns when all these pages can be had."""
     eventually(lambda: 0 not in engine.locate(*numbers), poll_s=POLL_S)

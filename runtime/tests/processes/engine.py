@@ -68,12 +68,13 @@ class Engine:
         page_bytes: int = PAGE_BYTES,
         namespace: str = "tiny",
         settings: ClientSettings | None = None,
+        n_blocks: int = N_BLOCKS,
     ) -> None:
         self.namespace = namespace_of(namespace)
         self.part = part
         self.part_bytes = page_bytes // n_parts
         half = self.part_bytes // 2
-        self.memory = np.zeros((2, N_BLOCKS, half), dtype=np.uint8)
+        self.memory = np.zeros((2, n_blocks, half), dtype=np.uint8)
         layout = EngineLayout(
             np.array([self.memory[0].ctypes.data, self.memory[1].ctypes.data], np.uint64),
             np.array([half, half], np.uint64),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections import Counter
@@ -12,15 +13,13 @@ import pytest
 from kvpeer.core.chain import ChainSlice
 from kvpeer.model import Outcome
 
-from processes.agents import POLL_S, Cluster, finds
+from processes.agents import POLL_S, AgentProcess, Cluster, finds, has_pages_on_the_way, publish_all
 from processes.engine import Engine, chain_of, content
 from processes.handles import eventually
 
 pytestmark = pytest.mark.process
 
-POOL_BYTES = 1 << 20
-SMALL_POOL = {"pool.size": "1Mi", "pool.extent_size": "1Mi", "pool.lease_ttl": "0s"}
-CHAIN_BYTES = 32 << 20
+CHAIN_BYTES = 64 << 20
 """So long that a page comes again only after the reader has forgotten that it was missing."""
 
 ALLOWED = {Outcome.HIT, Outcome.MISS, Outcome.STALE, Outcome.REFUSED}
@@ -28,6 +27,20 @@ ALLOWED = {Outcome.HIT, Outcome.MISS, Outcome.STALE, Outcome.REFUSED}
 
 SHARE_MIN = 0.002
 """Of all fetched pages: fewer pulled ones or fewer stale ones, and eviction did not meet the reads."""
+
+
+EIGHT_SLOTS = (8, 128 << 10)
+"""Slots and page bytes."""
+
+SMALL_PAGES = (64, 16 << 10)
+"""So small that there are many fetches a second."""
+
+LARGE_PAGES = (8, 2 << 20)
+"""Together more than the buffers between two agents hold."""
+
+
+MEETINGS = 10
+"""Fetches in whose middle slots were used again, not all of them in the middle of a page."""
 
 
 @dataclass
@@ -39,11 +52,10 @@ class Tally:
 class Churn:
     """An engine that publishes the pages of one chain in turn, a few at a time, without a pause."""
 
-    def __init__(self, producer: Engine, n_slots: int) -> None:
+    def __init__(self, producer: Engine, n_slots: int, page_bytes: int) -> None:
         self._producer = producer
         self._is_stopping = threading.Event()
         self._thread = threading.Thread(target=self._run)
-        page_bytes = POOL_BYTES // n_slots
         self._n_pages = CHAIN_BYTES // page_bytes
         numbers = range(self._n_pages)
         self._chain = chain_of(producer.namespace, *numbers)
@@ -104,11 +116,16 @@ def _let_pass(churn: Churn, n_pages: int) -> None:
     eventually(lambda: churn.n_published >= enough, poll_s=0.001)
 
 
-def check(cluster: Cluster, verify: str, n_slots: int, n_fetches: int, seconds: float) -> None:
-    a, b = cluster.start("a", "b", settings={**SMALL_POOL, "transport.verify": verify})
-    page_bytes = POOL_BYTES // n_slots
+def pool_of(n_slots: int, page_bytes: int) -> dict[str, str]:
+    size = f"{n_slots * page_bytes >> 20}Mi"
+    return {"pool.size": size, "pool.extent_size": size, "pool.lease_ttl": "0s"}
+
+
+def check(cluster: Cluster, verify: str, shape: tuple[int, int], n_fetches: int, seconds: float) -> None:
+    n_slots, page_bytes = shape
+    a, b = cluster.start("a", "b", settings={**pool_of(n_slots, page_bytes), "transport.verify": verify})
     producer, reader = (cluster.engine(agent, page_bytes=page_bytes) for agent in (a, b))
-    with Churn(producer, n_slots) as churn:
+    with Churn(producer, n_slots, page_bytes) as churn:
         _let_pass(churn, n_slots)
         tally = fetch_under_churn(reader, churn, n_fetches, seconds)
     n = tally.outcomes.total()
@@ -124,29 +141,63 @@ def check(cluster: Cluster, verify: str, n_slots: int, n_fetches: int, seconds: 
 
 
 @pytest.mark.parametrize("verify", ["full", "generation"])
-@pytest.mark.parametrize(("n_slots", "n_fetches"), [(8, 2_000), (64, 12_000)])
+@pytest.mark.parametrize(
+    ("shape", "n_fetches"), [(EIGHT_SLOTS, 2_000), (SMALL_PAGES, 12_000)], ids=["8 slots", "64 slots"]
+)
 def test_hits_are_right_while_the_slots_are_used_again_without_a_pause(
-    cluster: Cluster, verify: str, n_slots: int, n_fetches: int
+    cluster: Cluster, verify: str, shape: tuple[int, int], n_fetches: int
 ) -> None:
-    check(cluster, verify, n_slots, n_fetches, seconds=40)
+    check(cluster, verify, shape, n_fetches, seconds=40)
+
+
+def wait_for_pages(producer: AgentProcess, fetching: threading.Thread) -> None:
+    """Returns in the middle of a fetch, or after it where it was too quick."""
+    eventually(lambda: has_pages_on_the_way(producer.data_port) or not fetching.is_alive(), poll_s=0.0005)
+
+
+@pytest.mark.parametrize("verify", ["full", "generation"])
+def test_a_page_whose_slot_is_used_again_in_the_middle_of_being_sent_is_no_hit(cluster: Cluster, verify: str) -> None:
+    """The reader's agent is held up while it receives, until every slot of the producer has another page."""
+    n_slots, page_bytes = LARGE_PAGES
+    a, b = cluster.start("a", "b", settings={**pool_of(*LARGE_PAGES), "transport.verify": verify})
+    producer, reader = (cluster.engine(agent, page_bytes=page_bytes, n_blocks=n_slots) for agent in (a, b))
+    n_met = 0
+    for attempt in range(6 * MEETINGS):
+        chain, others = (range(first, first + n_slots) for first in (1000 * attempt, 1000 * attempt + 500))
+        publish_all(producer, chain)
+        finds(reader, chain)
+        outcomes: list[str] = []
+        fetching = threading.Thread(target=lambda into=outcomes, chain=chain: into.extend(reader.fetch(*chain)))
+        fetching.start()
+        wait_for_pages(a, fetching)
+        b.signal(signal.SIGSTOP)
+        publish_all(producer, others)
+        b.signal(signal.SIGCONT)
+        fetching.join(20)
+        assert len(outcomes) == n_slots
+        assert set(outcomes) <= {"HIT", "STALE", "MISS", "REFUSED"}
+        n_met += "STALE" in outcomes
+        if n_met == MEETINGS:
+            return
+    pytest.fail("the fetches were over before the slots were used again")
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(620)
 def test_a_million_fetches_have_no_wrong_hit(cluster: Cluster) -> None:
-    check(cluster, "full", n_slots=64, n_fetches=1_000_000, seconds=590)
+    check(cluster, "full", SMALL_PAGES, n_fetches=1_000_000, seconds=590)
 
 
 def test_a_full_pool_evicts_or_refuses_and_is_no_error(cluster: Cluster) -> None:
-    a, b = cluster.start("a", "b", settings={**SMALL_POOL, "pool.lease_ttl": "50ms"})
-    producer, reader = (cluster.engine(agent, page_bytes=POOL_BYTES // 8) for agent in (a, b))
+    a, b = cluster.start("a", "b", settings={**pool_of(8, 128 << 10), "pool.lease_ttl": "50ms"})
+    producer, reader = (cluster.engine(agent, page_bytes=128 << 10) for agent in (a, b))
     for first in range(0, 200, 10):
         n_written, n_present, n_refused = producer.publish(*range(first, first + 10))
         assert n_written + n_refused == 10, "more than the pool has slots"
         assert n_written > 0, "eviction makes progress"
         assert n_present == 0
     eventually(lambda: a.metric("kvpeer_pool_evicted_pages_total") >= 100, poll_s=POLL_S)
-    assert producer.publish(*range(1000, 1004)) == (4, 0, 0)
+    publish_all(producer, range(1000, 1004))
     finds(reader, range(1000, 1004))
     assert reader.fetch(*range(1000, 1004)) == ["HIT"] * 4
     assert not [what for what, _ in producer.client.counters() if what.startswith("failed")]

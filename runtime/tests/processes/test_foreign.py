@@ -16,7 +16,7 @@ from kvpeer.agent.config import load
 from kvpeer.agent.security import open_security
 from kvpeer.model import AgentId
 
-from processes.agents import HOST, POLL_S, AgentProcess, Cluster, finds
+from processes.agents import HOST, POLL_S, AgentProcess, Cluster, finds, publish_all
 from processes.engine import Engine
 from processes.handles import DEADLINE_S, eventually
 
@@ -40,7 +40,7 @@ class Scene:
     def assert_serves(self) -> None:
         """Engines, members and readers get what they got before."""
         chain = list(itertools.islice(self.numbers, 4))
-        assert self.producer.publish(*chain) == (4, 0, 0)
+        publish_all(self.producer, chain)
         finds(self.reader, chain)
         assert self.reader.fetch(*chain) == ["HIT"] * 4
         assert self.agent.knows(2)
@@ -98,7 +98,7 @@ def test_agents_that_do_not_belong_to_the_cluster_are_no_members(guarded: Scene)
         assert guarded.n_logged("tls") == 1, "it is told once and then counted"
         assert guarded.agent.knows(2)
         engine = guarded.cluster.engine(strangers[0])
-        guarded.producer.publish(10_000)
+        publish_all(guarded.producer, [10_000])
         assert engine.fetch(10_000) == ["MISS"]
     finally:
         for stranger in strangers:

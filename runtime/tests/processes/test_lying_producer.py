@@ -13,7 +13,7 @@ from kvpeer.core.sources import Holding, choose_sources
 from kvpeer.model import HOLDER_DTYPE, AgentId
 
 from processes import liar
-from processes.agents import POLL_S, AgentProcess, Cluster, finds
+from processes.agents import POLL_S, AgentProcess, Cluster, finds, publish_all
 from processes.engine import Engine
 from processes.handles import FOLDER, eventually
 
@@ -49,7 +49,7 @@ class Scene:
 
     def _is_trusted(self) -> bool:
         chain = self.chain(1)
-        self.liar.publish(*chain)
+        publish_all(self.liar, chain)
         finds(self.reader, chain)
         return self.reader.fetch(*chain, deadline_s=DEADLINE_S) == ["HIT"]
 
@@ -93,9 +93,9 @@ def fetch_in_time(engine: Engine, chain: list[int], request: str) -> list[str]:
 @pytest.mark.parametrize("lie", [*liar.PAGE_LIES, *liar.HELLO_LIES, liar.SILENT, *liar.RIGHT_PAGES_LIES])
 def test_no_lie_is_a_hit_and_an_honest_holder_is_asked_instead(scene: Scene, lie: str) -> None:
     alone, both = scene.chain(), scene.chain()
-    scene.honest.publish(*both)
-    scene.liar.publish(*both)
-    scene.liar.publish(*alone)
+    publish_all(scene.honest, both)
+    publish_all(scene.liar, both)
+    publish_all(scene.liar, alone)
     scene.tell(lie)
     finds(scene.reader, both)
     assert fetch_in_time(scene.reader, both, scene.request_to_liar()) == ["HIT"] * N_PAGES

@@ -5,11 +5,10 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
-from processes.agents import POLL_S, Cluster, finds, free_port
+from processes.agents import POLL_S, Cluster, finds, free_port, has_pages_on_the_way, publish_all
 from processes.engine import Engine
 from processes.handles import eventually, running
 
@@ -45,7 +44,7 @@ def assert_prompt(engine: Engine, chain: range) -> None:
 def test_a_killed_peer_costs_no_more_than_the_deadline_and_is_soon_no_member(cluster: Cluster) -> None:
     a, b = cluster.start("a", "b")
     producer, reader = cluster.engine(a), cluster.engine(b)
-    producer.publish(*PAGES)
+    publish_all(producer, PAGES)
     finds(reader, PAGES)
     a.kill()
     outcomes = fetch_in_time(reader, PAGES)
@@ -56,27 +55,17 @@ def test_a_killed_peer_costs_no_more_than_the_deadline_and_is_soon_no_member(clu
     assert reader.fetch(*PAGES) == HITS
 
 
-def has_bytes_on_the_way(port: int) -> bool:
-    """Whether a connection from or to this local port has bytes in its buffers."""
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        _, local, remote, state, queues, *_ = line.split()
-        is_established = state == "01"
-        if is_established and f"{port:04X}" in (local[-4:], remote[-4:]) and queues != "00000000:00000000":
-            return True
-    return False
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
 def test_a_peer_that_goes_in_the_middle_of_a_fetch_leaves_only_right_bytes(cluster: Cluster, number: int) -> None:
     a, b = cluster.start("a", "b", settings=BIG)
     producer, reader = (cluster.engine(agent, page_bytes=BIG_PAGE_BYTES) for agent in (a, b))
     chain = range(60)
-    producer.publish(*chain)
+    publish_all(producer, chain)
     finds(reader, chain)
     outcomes: list[str] = []
     fetching = threading.Thread(target=lambda: outcomes.extend(fetch_in_time(reader, chain)))
     fetching.start()
-    eventually(lambda: has_bytes_on_the_way(a.data_port), poll_s=0.001)
+    eventually(lambda: has_pages_on_the_way(a.data_port), poll_s=0.001)
     a.signal(number)
     fetching.join(30)
     assert len(outcomes) == len(chain), "the fetch did not end by its deadline"
@@ -89,7 +78,7 @@ def test_a_peer_that_goes_in_the_middle_of_a_fetch_leaves_only_right_bytes(clust
 def test_a_frozen_peer_costs_a_few_deadlines_and_serves_again_when_it_thaws(cluster: Cluster) -> None:
     a, b = cluster.start("a", "b")
     producer, reader = cluster.engine(a), cluster.engine(b)
-    producer.publish(*PAGES)
+    publish_all(producer, PAGES)
     finds(reader, PAGES)
     a.signal(signal.SIGSTOP)
     try:
@@ -109,7 +98,7 @@ def test_a_producer_that_starts_again_at_its_address_is_not_taken_for_the_old_on
     a = cluster.launch("a", ports).wait_serving()
     (b,) = cluster.start("b")
     producer, reader = cluster.engine(a), cluster.engine(b)
-    producer.publish(*PAGES)
+    publish_all(producer, PAGES)
     finds(reader, PAGES)
     old_id = a.agent_id
     a.kill()
@@ -118,7 +107,7 @@ def test_a_producer_that_starts_again_at_its_address_is_not_taken_for_the_old_on
     eventually(lambda: producer.client.healthy)
     others = range(100, 100 + len(PAGES))
     # The same slots with the same generations, in a pool at the same address: only the run differs.
-    eventually(lambda: producer.publish(*others)[0] == len(others))
+    publish_all(producer, others)
     outcomes = fetch_in_time(reader, PAGES)
     assert "HIT" not in outcomes
     cluster.wait_members()
@@ -128,7 +117,7 @@ def test_a_producer_that_starts_again_at_its_address_is_not_taken_for_the_old_on
 
 
 def test_an_engine_that_is_killed_while_it_publishes_leaves_nothing_to_find(cluster: Cluster) -> None:
-    a, b = cluster.start("a", "b", settings={"pool.death_grace": "100ms"})
+    a, b = cluster.start("a", "b", settings={"pool.death_grace": "100ms", "pool.reserve_deadline": "2m"})
     reader = cluster.engine(b)
     with running("engine.py", {"socket": a.socket}) as doomed:
         assert doomed.ask(do="publish", numbers=[1, 2]) == [2, 0, 0]
@@ -143,7 +132,7 @@ def test_an_engine_that_is_killed_while_it_publishes_leaves_nothing_to_find(clus
 def test_a_reader_whose_agent_is_killed_misses_and_then_reads_from_peers_again(cluster: Cluster) -> None:
     a, b = cluster.start("a", "b")
     producer, reader = cluster.engine(a), cluster.engine(b)
-    producer.publish(*PAGES)
+    publish_all(producer, PAGES)
     finds(reader, PAGES)
     b.kill()
     eventually(lambda: not reader.client.healthy)

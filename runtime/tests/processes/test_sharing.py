@@ -7,7 +7,7 @@ import threading
 import pytest
 from kvpeer.model import ConfigError
 
-from processes.agents import AgentProcess, Cluster, finds
+from processes.agents import AgentProcess, Cluster, finds, publish_all
 from processes.engine import PAGE_BYTES, Engine
 from processes.handles import eventually
 
@@ -36,7 +36,7 @@ def test_a_page_goes_from_one_engine_to_another_once_and_stays_there(
     a, b = agents
     producer, reader = (shared_cluster.engine(agent, namespace="once") for agent in agents)
     pulled_before, served_before = pulled_bytes(b), served_bytes(a)
-    assert producer.publish(*PAGES) == (len(PAGES), 0, 0)
+    publish_all(producer, PAGES)
     finds(reader, PAGES)
     assert reader.locate(*PAGES, 98, 99) == [2] * len(PAGES) + [0, 0]
     assert reader.fetch(*PAGES, 98, 99) == [*HITS, "MISS", "MISS"]
@@ -59,7 +59,7 @@ def test_the_ranks_of_a_reader_cause_one_pull_and_each_gets_its_part(
     for n in range(n_rounds):
         chain = range(n * 60, (n + 1) * 60)
         for producer in producers:
-            assert producer.publish(*chain)[0] == len(chain)
+            publish_all(producer, chain)
         finds(readers[0], chain)
         outcomes = fetch_together(readers, chain)
         assert outcomes == [["HIT"] * len(chain)] * 2
@@ -89,7 +89,7 @@ def test_engines_of_another_namespace_never_hit_and_both_can_be_seen(
     one = shared_cluster.engine(a, namespace="weights 1")
     others = [shared_cluster.engine(agent, namespace="weights 2") for agent in agents]
     same = shared_cluster.engine(b, namespace="weights 1")
-    one.publish(*PAGES)
+    publish_all(one, PAGES)
     finds(same, PAGES)
     for other in others:
         assert other.locate(*PAGES) == [0] * len(PAGES)
@@ -104,7 +104,7 @@ def test_an_engine_with_other_pages_in_the_same_namespace_is_refused_or_misses(
     """Beside the other engine it can be told; at another agent nobody knows of the fault, and nothing fits."""
     a, b = agents
     right = shared_cluster.engine(a, namespace="sizes")
-    right.publish(*PAGES)
+    publish_all(right, PAGES)
     with pytest.raises(ConfigError, match=rf"page_bytes.*{PAGE_BYTES * 2}.*{PAGE_BYTES}"):
         shared_cluster.engine(a, namespace="sizes", page_bytes=PAGE_BYTES * 2)
     wrong = shared_cluster.engine(b, namespace="sizes", page_bytes=PAGE_BYTES * 2)
@@ -116,7 +116,7 @@ def test_an_engine_with_other_pages_in_the_same_namespace_is_refused_or_misses(
 def test_a_newcomer_finds_old_pages_and_a_reader_serves_them_when_their_producer_is_gone(cluster: Cluster) -> None:
     a, b = cluster.start("a", "b")
     producer, reader = cluster.engine(a), cluster.engine(b)
-    producer.publish(*PAGES)
+    publish_all(producer, PAGES)
     finds(reader, PAGES)
     assert reader.fetch(*PAGES) == HITS
     (c,) = cluster.start("c")

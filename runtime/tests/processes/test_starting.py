@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import tempfile
@@ -14,7 +15,7 @@ import pytest
 from kvpeer.client import embedded
 from kvpeer.client.settings import ClientSettings
 
-from processes.agents import COMMAND, HOST, SMALL, Cluster, address_files, finds, free_port, variables
+from processes.agents import COMMAND, HOST, SMALL, Cluster, address_files, finds, free_port, publish_all, variables
 from processes.engine import Engine
 from processes.handles import eventually
 
@@ -32,7 +33,7 @@ def test_wrong_seeds_keep_no_engine_waiting_and_a_right_one_among_them_is_found(
     wrong = [make() for make in NOWHERE.values()]
     a = cluster.launch("a", {"agent.seeds": ",".join(wrong)}).wait_serving()
     alone = cluster.engine(a)
-    assert alone.publish(*PAGES)[0] == len(PAGES)
+    publish_all(alone, PAGES)
     assert alone.fetch(*PAGES) == ["HIT"] * len(PAGES)
     assert alone.locate(100, 101) == [0, 0]
     eventually(lambda: "cannot be joined" in a.log)
@@ -133,11 +134,12 @@ def of_one_user(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     for name in [name for name in os.environ if name.startswith("KVPEER_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
-    before = list(embedded._children)
+    before = list(embedded.started_agents)
     yield folder
-    for child in [child for child in embedded._children if child not in before]:
-        child.kill()
-        child.wait(10)
+    for agent in [agent for agent in embedded.started_agents if agent not in before]:
+        if not agent.has_ended():
+            os.kill(agent.pid, signal.SIGKILL)
+        assert agent.has_ended(10)
 
 
 def test_embedded_agents_of_one_user_find_each_other_and_end_after_their_last_engine(of_one_user: Path) -> None:
@@ -146,16 +148,16 @@ def test_embedded_agents_of_one_user_find_each_other_and_end_after_their_last_en
         Engine("", settings=ClientSettings(engine=name, start_timeout_s=30, agent_environment=small))
         for name in ("one", "two")
     ]
-    agents = embedded._children[-2:]
+    agents = embedded.started_agents[-2:]
     try:
         producer, reader = engines
-        assert producer.publish(*PAGES)[0] == len(PAGES)
+        publish_all(producer, PAGES)
         finds(reader, PAGES)
         assert reader.fetch(*PAGES) == ["HIT"] * len(PAGES)
     finally:
         engines[0].client.close()
-    assert agents[0].wait(20) == 0, "it lingered for a second and ended"
-    assert agents[1].poll() is None, "the other one has an engine"
+    assert agents[0].has_ended(20), "it lingered for a second and ended"
+    assert not agents[1].has_ended(), "the other one has an engine"
     engines[1].client.close()
-    assert agents[1].wait(20) == 0
+    assert agents[1].has_ended(20)
     assert list(address_files(of_one_user / "kvpeer")) == []

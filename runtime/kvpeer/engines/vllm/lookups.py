@@ -12,6 +12,7 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,7 @@ import numpy.typing as npt
 from kvpeer.core.chain import ChainSlice
 from kvpeer.engines.vllm.tally import Tally
 
-__all__ = ["Answer", "Lookups"]
+__all__ = ["Answer", "Located", "Lookups"]
 
 LOOKUP_THREADS = 2
 """An answer takes a round trip or two and no CPU; two threads keep one slow owner from holding up everybody else."""
@@ -33,6 +34,15 @@ _STOP_WAIT_S = 1.0
 process."""
 
 _logger = logging.getLogger("vllm.kvpeer")
+
+
+class Located(Protocol):
+    """What the client answers: the status of each page, u8 [n], and why the rest is nowhere (from a closed list)."""
+
+    @property
+    def statuses(self) -> npt.NDArray[np.uint8]: ...
+    @property
+    def reason(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -57,12 +67,12 @@ class Lookups:
     """Pending and answered lookups by request. `poll`, `forget` and `clear` belong to one thread (the scheduler's);
     the lock protects `_lookups` entries against the lookup threads.
 
-    locate(chain, request, timeout_s) blocks until it knows the status of each page, u8 [n], and does not raise.
+    locate(chain, request, timeout_s) blocks until it knows where the pages are, and does not raise.
     """
 
     def __init__(
         self,
-        locate: Callable[[ChainSlice, str, float], npt.NDArray[np.uint8]],
+        locate: Callable[[ChainSlice, str, float], Located],
         *,
         timeout_s: float,
         deferred_max: int,
@@ -154,19 +164,20 @@ class Lookups:
             if not is_wanted or started >= lookup.deadline:
                 continue
             try:
-                statuses = self._locate(lookup.chain, request, lookup.deadline - started)
+                located = self._locate(lookup.chain, request, lookup.deadline - started)
             except Exception:
                 # The root of this thread's task: the lookup ends by its deadline, and the next one is served.
                 _logger.exception("kvpeer: lookup of request %s failed", request)
                 self._tally.count("errors", "lookup")
                 continue
-            self._answered(request, lookup, statuses, started)
+            self._answered(request, lookup, located, started)
 
-    def _answered(self, request: str, lookup: _Lookup, statuses: npt.NDArray[np.uint8], started: float) -> None:
+    def _answered(self, request: str, lookup: _Lookup, located: Located, started: float) -> None:
         now = self._clock()
         self._tally.observe("lookup_seconds", now - started)
         with self._lock:
             if self._lookups.get(request) is not lookup or lookup.answer is not None:
                 return
-            lookup.answer, lookup.answered_at = Answer(lookup.first, statuses), now
-        self._tally.count("lookups", "hit" if len(statuses) and statuses[0] else "miss")
+            lookup.answer, lookup.answered_at = Answer(lookup.first, located.statuses), now
+        is_hit = len(located.statuses) > 0 and located.statuses[0] != 0
+        self._tally.count("lookups", "hit" if is_hit else located.reason or "miss")

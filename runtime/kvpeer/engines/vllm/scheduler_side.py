@@ -24,7 +24,7 @@ import numpy as np
 
 from kvpeer.core.chain import Chain, ChainSlice, namespace_digest
 from kvpeer.core.policy import Action, RequestFacts, decide, located_tokens
-from kvpeer.engines.vllm.lookups import Answer, Lookups
+from kvpeer.engines.vllm.lookups import Answer, Located, Lookups
 from kvpeer.engines.vllm.metadata import PageOrder, StepOrders
 from kvpeer.engines.vllm.settings import Settings
 from kvpeer.engines.vllm.tally import Tally
@@ -43,7 +43,7 @@ class Locator(Protocol):
 
     @property
     def healthy(self) -> bool: ...
-    def locate(self, chain: ChainSlice, request: str, deadline_s: float) -> Any: ...
+    def locate(self, chain: ChainSlice, request: str, deadline_s: float) -> Located: ...
     def reset(self, reason: str) -> Any: ...
     def close(self) -> None: ...
 
@@ -119,7 +119,7 @@ class SchedulerSide:
         self._namespace = namespace_digest(self._namespace_fields)
         self._locator = locator
         self._lookups = Lookups(
-            lambda chain, request, timeout_s: locator.locate(chain, request, timeout_s).statuses,
+            locator.locate,
             timeout_s=self.settings.lookup_timeout_s,
             deferred_max=self.settings.deferred_requests_max,
             clock=self.clock,

@@ -31,7 +31,7 @@ class _Metric:
 METRICS = {
     "lookups": _Metric(
         "kvpeer_vllm_lookups_total",
-        "Lookups by outcome: hit, miss, timeout, deferred_full (too many were waiting).",
+        "Lookups by outcome: hit, timeout, deferred_full (too many were waiting), or why the first page was not found.",
         "outcome",
     ),
     "lookup_seconds": _Metric(
