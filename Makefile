@@ -69,7 +69,7 @@ engine-venv: $(BUILD)/vllm-venv/.ready ## vLLM for the CPU with kvpeer installed
 
 # ---- checks -----------------------------------------------------------------------------------------------------------
 
-.PHONY: lint types contracts docs-check unit native-test process-test wheel-test test-fast engine-test test
+.PHONY: lint types contracts unit native-test process-test churn soak test-fast engine-test test
 lint: $(VENV)/.ready ## ruff: rules and format
 	$(call SAY,lint)
 	@$(BIN)/ruff check -q . && $(BIN)/ruff format -q --check .
@@ -96,7 +96,11 @@ native-test: $(VENV)/.ready ## C++ tests under ASan/UBSan and under TSan
 	$(call SAY,native tests under TSan)
 	@cd runtime/native && export PATH=$(CURDIR)/$(BIN):$$PATH && cmake --preset tsan >/dev/null && cmake --build --preset tsan -- --quiet && ctest --preset tsan --output-on-failure
 
-soak: $(LIB) ## longer runs of the same promises (a million fetches)
+churn: $(LIB) ## 10,000 forced reuses of slots while they are read, each transport and each way to verify
+	$(call SAY,reuse under readers)
+	@$(BIN)/pytest -q -m soak runtime/tests/transport
+
+soak: $(LIB) ## longer runs of the same promises (a million fetches; 15 minutes)
 	$(call SAY,soak)
 	@$(BIN)/pytest -q -m "soak and not engine"
 
@@ -106,7 +110,7 @@ engine-test: $(BUILD)/vllm-venv/.ready $(LIB) ## two real vLLM engines
 	$(call SAY,real engines)
 	@KVPEER_VLLM_PYTHON=$(CURDIR)/$(ENGINE_VENV)/bin/python $(BIN)/pytest -q -m engine
 
-test: test-fast soak engine-test ## what CI runs
+test: test-fast churn engine-test ## what CI runs
 
 .PHONY: docs
 docs: $(LIB) ## regenerate the pages that are made from code (a test compares them)
