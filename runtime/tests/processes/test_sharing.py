@@ -127,3 +127,4 @@ def test_a_newcomer_finds_old_pages_and_a_reader_serves_them_when_their_producer
     finds(newcomer, PAGES)
     assert newcomer.fetch(*PAGES) == HITS
     eventually(lambda: served_bytes(b) >= len(PAGES) * PAGE_BYTES)
+    assert b.metric("kvpeer_links_refusals_total", reason="limit") == 0, "members do not crowd each other out"
