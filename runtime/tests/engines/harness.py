@@ -60,10 +60,11 @@ _ENVIRONMENT = {
     "KVPEER_POOL_EXTENT_SIZE": "8Mi",
     # An engine takes longer to start again here than agents linger by default.
     "KVPEER_AGENT_LINGER": "400s",
-    # Two busy cores are slower than any machine that these deadlines are made for.
-    "KVPEER_CONNECTOR_PULL_BASE_S": "5",
-    "KVPEER_CONNECTOR_LOOKUP_TIMEOUT_S": "2",
-    "KVPEER_CONNECTOR_PUBLISH_TIMEOUT_S": "10",
+    # Two busy cores stall for seconds at times, and these deadlines are made for machines that do not.
+    "KVPEER_CONNECTOR_PULL_BASE_S": "20",
+    "KVPEER_CONNECTOR_LOAD_TIMEOUT_S": "20",
+    "KVPEER_CONNECTOR_LOOKUP_TIMEOUT_S": "10",
+    "KVPEER_CONNECTOR_PUBLISH_TIMEOUT_S": "20",
 }
 
 _DROPPED_VARIABLES = ("OPENBLAS_CORETYPE", "PYTHONHASHSEED", PYTHON_VARIABLE)

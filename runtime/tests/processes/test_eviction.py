@@ -39,7 +39,7 @@ LARGE_PAGES = (8, 2 << 20)
 """Together more than the buffers between two agents hold."""
 
 
-MEETINGS = 10
+MEETINGS = 5
 """Fetches in whose middle slots were used again, not all of them in the middle of a page."""
 
 
@@ -155,6 +155,7 @@ def wait_for_pages(producer: AgentProcess, fetching: threading.Thread) -> None:
     eventually(lambda: has_pages_on_the_way(producer.data_port) or not fetching.is_alive(), poll_s=0.0005)
 
 
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize("verify", ["full", "generation"])
 def test_a_page_whose_slot_is_used_again_in_the_middle_of_being_sent_is_no_hit(cluster: Cluster, verify: str) -> None:
     """The reader's agent is held up while it receives, until every slot of the producer has another page."""
@@ -162,7 +163,7 @@ def test_a_page_whose_slot_is_used_again_in_the_middle_of_being_sent_is_no_hit(c
     a, b = cluster.start("a", "b", settings={**pool_of(*LARGE_PAGES), "transport.verify": verify})
     producer, reader = (cluster.engine(agent, page_bytes=page_bytes, n_blocks=n_slots) for agent in (a, b))
     n_met = 0
-    for attempt in range(6 * MEETINGS):
+    for attempt in range(60 * MEETINGS):
         chain, others = (range(first, first + n_slots) for first in (1000 * attempt, 1000 * attempt + 500))
         publish_all(producer, chain)
         finds(reader, chain)
