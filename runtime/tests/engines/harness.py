@@ -58,8 +58,6 @@ _ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",
     "KVPEER_POOL_SIZE": "64Mi",
     "KVPEER_POOL_EXTENT_SIZE": "8Mi",
-    # An engine takes longer to start again here than agents linger by default.
-    "KVPEER_AGENT_LINGER": "400s",
     # Two busy cores stall for seconds at times, and these deadlines are made for machines that do not.
     "KVPEER_CONNECTOR_PULL_BASE_S": "20",
     "KVPEER_CONNECTOR_LOAD_TIMEOUT_S": "20",
@@ -353,12 +351,14 @@ class Fleet:
 def make_fleet(folder: Path, python: str) -> Fleet:
     """A fleet with a fresh model. `folder` must have a short path: sockets lie below it."""
     model = folder / "model"
-    subprocess.run(
+    made = subprocess.run(
         [python, str(Path(__file__).with_name("tiny_model.py")), str(model)],
-        check=True,
+        capture_output=True,
+        text=True,
         timeout=START_DEADLINE_S,
         env={**{n: v for n, v in os.environ.items() if n not in _DROPPED_VARIABLES}, **_ENVIRONMENT},
     )
+    assert made.returncode == 0, f"no model could be made:\n{made.stderr}"
     return Fleet(folder, model, python)
 
 

@@ -22,7 +22,6 @@ __all__ = [
     "LimitSettings",
     "MembershipSettings",
     "MetricsSettings",
-    "PolicySettings",
     "PoolSettings",
     "SecuritySettings",
     "TransportSettings",
@@ -106,7 +105,7 @@ class AgentSettings(_Group, frozen=True, kw_only=True):
     ] = ()
     linger_s: Annotated[
         float, _duration(0, 86400, "An embedded agent goes on for this long after its last client left.")
-    ] = field(default=60.0, name="linger")
+    ] = field(default=600.0, name="linger")
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="Least severity that is logged.")
     ] = "info"
@@ -271,18 +270,6 @@ class LimitSettings(_Group, frozen=True, kw_only=True):
     ] = 1024
 
 
-class PolicySettings(_Group, frozen=True, kw_only=True):
-    """When pages are pulled from peers."""
-
-    mode: Annotated[Literal["on", "off"], Meta(description="off: serves and publishes, never pulls.")] = "on"
-    min_cached_token_delta: Annotated[
-        int, _number(0, 1 << 20, "A pull is worth it only for this many tokens beyond what is here already.")
-    ] = 512
-    max_pull_wait_s: Annotated[float, _duration(0.01, 60, "No request waits longer for a pull.")] = field(
-        default=2.0, name="max_pull_wait"
-    )
-
-
 class MetricsSettings(_Group, frozen=True, kw_only=True):
     """The HTTP endpoint with /metrics and /healthz."""
 
@@ -302,5 +289,4 @@ class AgentConfig(_Group, frozen=True, kw_only=True):
     transport: TransportSettings = TransportSettings()
     security: SecuritySettings = SecuritySettings()
     limits: LimitSettings = LimitSettings()
-    policy: PolicySettings = PolicySettings()
     metrics: MetricsSettings = MetricsSettings()

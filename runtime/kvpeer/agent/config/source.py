@@ -131,8 +131,6 @@ def _plain(key: Key, text: str) -> Any:
 
 def _value(key: Key, raw: Any, where: str) -> Any:
     shown = "***" if key.is_secret else repr(raw)
-    if isinstance(raw, bool) and isinstance(key.type, inspect.LiteralType):
-        raw = "on" if raw else "off"  # what was written in the file, before YAML made a truth value of it
     try:
         if isinstance(raw, str) and key.unit:
             raw = parse_size(raw) if key.unit == "size" else parse_duration(raw)
