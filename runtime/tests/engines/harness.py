@@ -1,8 +1,8 @@
 """Real vLLM servers for tests: started together, asked with token ids, read through /metrics, always ended.
 
-The interpreter with vLLM in it is named by KVPEER_VLLM_PYTHON. Every server runs in a process group of its own, which
-is killed with all that is in it; its agent is in another one (it outlives its engine on purpose), found by its
-socket's peer and killed by the folder's owner, `Fleet`.
+The interpreter with vLLM and kvpeer in it is named by KVPEER_VLLM_PYTHON. Every server runs in a process group of its
+own, which is killed with all that is in it; its agent is in another one (it outlives its engine on purpose), found by
+its socket's peer and killed by the folder's owner, `Fleet`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-RUNTIME = Path(__file__).resolve().parents[2]
-TESTS = RUNTIME / "tests"
+TESTS = Path(__file__).resolve().parents[1]
 
 PYTHON_VARIABLE = "KVPEER_VLLM_PYTHON"
 
@@ -333,7 +332,8 @@ class Fleet:
         return {
             **inherited,
             **_ENVIRONMENT,
-            "PYTHONPATH": os.pathsep.join([str(RUNTIME), str(TESTS)]),
+            # kvpeer itself comes from the wheel that is installed beside vLLM, as it would for a user.
+            "PYTHONPATH": str(TESTS),
             "KVPEER_AGENT_RUNTIME_DIR": str(self.runtime_folder),
             **more,
         }
