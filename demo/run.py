@@ -24,7 +24,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "runtime" / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "e2e"))
 
 from engines.harness import PAGE_TOKENS, Fleet, Server, make_fleet, prompt
 from engines.pools import flip_pool

@@ -16,8 +16,7 @@ from kvpeer.engines.vllm.settings import Settings
 from kvpeer.engines.vllm.tally import Tally
 from kvpeer.engines.vllm.worker_side import Collected, WorkerSide
 from kvpeer.model import Outcome
-
-from engines.vllm.requests_of_vllm import page_hashes
+from requests_of_vllm import page_hashes
 
 DEADLINE_S = 10.0
 

@@ -10,8 +10,7 @@ from kvpeer.core.chain import Chain
 from kvpeer.engines.vllm.metadata import PageOrder, RankFacts, StepOrders, agreed_facts
 from kvpeer.engines.vllm.tally import SAMPLES_MAX, Tally, merge_counts
 from kvpeer.model import ConfigError
-
-from engines.vllm.requests_of_vllm import page_hashes
+from requests_of_vllm import page_hashes
 
 FACTS = RankFacts({"engine": "vllm", "weights": "w"}, n_parts=2, part=0, part_bytes=4096)
 

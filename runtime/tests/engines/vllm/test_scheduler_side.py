@@ -13,8 +13,7 @@ from kvpeer.engines.vllm.metadata import PageOrder, StepOrders
 from kvpeer.engines.vllm.scheduler_side import SchedulerSide, StepSchedule
 from kvpeer.engines.vllm.settings import Settings
 from kvpeer.engines.vllm.tally import Tally
-
-from engines.vllm.requests_of_vllm import PAGE_TOKENS, FakeRequest
+from requests_of_vllm import PAGE_TOKENS, FakeRequest
 
 FIELDS = {"engine": "vllm", "weights": "test"}
 

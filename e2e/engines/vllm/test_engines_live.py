@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-
 from engines.harness import PAGE_TOKENS, Fleet, Server, eventually, prompt
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(700)]

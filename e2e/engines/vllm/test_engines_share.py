@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
-
 from engines.harness import PAGE_TOKENS, Fleet, Server, eventually, prompt
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(700)]

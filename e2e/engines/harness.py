@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-TESTS = Path(__file__).resolve().parents[1]
+E2E = Path(__file__).resolve().parents[1]
 
 PYTHON_VARIABLE = "KVPEER_VLLM_PYTHON"
 
@@ -333,7 +333,7 @@ class Fleet:
             **inherited,
             **_ENVIRONMENT,
             # kvpeer itself comes from the wheel that is installed beside vLLM, as it would for a user.
-            "PYTHONPATH": str(TESTS),
+            "PYTHONPATH": str(E2E),
             "KVPEER_AGENT_RUNTIME_DIR": str(self.runtime_folder),
             **more,
         }
