@@ -13,7 +13,6 @@ Writes a JSON file with the results; ends with status 0 when everything that it 
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
 import shutil
 import signal
@@ -60,32 +59,12 @@ class Answer:
 def ask(server: Server, tokens: list[int]) -> Answer:
     """A greedy completion; its numbers are differences of the engine's own counters."""
     before = _counters(server)
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
-    body = {
-        "model": "tiny",
-        "prompt": tokens,
-        "max_tokens": N_GENERATED,
-        "temperature": 0,
-        "ignore_eos": True,
-        "return_token_ids": True,
-        "stream": True,
-    }
-    began_at = time.perf_counter()
-    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-    response = connection.getresponse()
-    generated: list[int] = []
-    ttft_ms = 0.0
-    for line in response:
-        if not line.startswith(b"data: {"):
-            continue
-        generated += json.loads(line[len(b"data: ") :])["choices"][0].get("token_ids") or []
-        ttft_ms = ttft_ms or (time.perf_counter() - began_at) * 1000
-    connection.close()
-    if response.status != 200 or len(generated) != N_GENERATED:
-        raise SystemExit(f"{server.name} answered {response.status} with {len(generated)} tokens\n{server.log_tail()}")
+    streamed = server.stream(tokens, N_GENERATED)
     after = _counters(server)
     changes = {name: round(after[name] - before[name]) for name in before}
-    return Answer(generated, ttft_ms, changes["computed"], changes["pulled"], changes["local"], changes["bytes"])
+    return Answer(
+        streamed.tokens, streamed.ttft_ms, changes["computed"], changes["pulled"], changes["local"], changes["bytes"]
+    )
 
 
 def _counters(server: Server) -> dict[str, float]:

@@ -93,6 +93,15 @@ def eventually(is_so: Callable[[], bool], what: str, deadline_s: float = 30.0, l
         pause.wait(0.05)
 
 
+@dataclass(frozen=True)
+class Streamed:
+    """A completion as it came: its tokens, when the first one was there, and when the last one was."""
+
+    tokens: list[int]
+    ttft_ms: float
+    total_ms: float
+
+
 @dataclass
 class Server:
     """One vLLM server with the connector. `name` is the engine's name for kvpeer too, and so decides its agent."""
@@ -152,6 +161,23 @@ class Server:
         generated: list[int] = json.loads(text)["choices"][0]["token_ids"]
         assert len(generated) == n_tokens
         return generated
+
+    def stream(self, tokens: Sequence[int], n_tokens: int = 16) -> Streamed:
+        """Greedy completion with the times at which a user sees it."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=REQUEST_DEADLINE_S)
+        generated: list[int] = []
+        ttft_ms = 0.0
+        began_at = time.perf_counter()
+        with contextlib.closing(connection):
+            connection.request("POST", "/v1/completions", self._body(tokens, n_tokens, {"stream": True}), _JSON)
+            response = connection.getresponse()
+            for line in response:
+                if line.startswith(b"data: {"):
+                    generated += json.loads(line[len(b"data: ") :])["choices"][0].get("token_ids") or []
+                    ttft_ms = ttft_ms or (time.perf_counter() - began_at) * 1000
+        total_ms = (time.perf_counter() - began_at) * 1000
+        assert len(generated) == n_tokens, f"{self.name} answered {response.status}: {generated}\n{self.log_tail()}"
+        return Streamed(generated, ttft_ms, total_ms)
 
     def complete_all(self, prompts: Sequence[Sequence[int]], n_tokens: int = 16) -> list[list[int]]:
         """Several completions at once."""

@@ -49,20 +49,30 @@ class Tally:
     n_reused_meanwhile: int = 0
     """Locations that were right when the fetch began and no longer when it ended."""
 
-    def is_enough(self, reuses: int) -> bool:
+    def is_enough(self, reuses: int, fetches: int) -> bool:
         n = self.outcomes.total()
         return (
-            self.n_reused_meanwhile >= reuses
+            n >= fetches
+            and self.n_reused_meanwhile >= reuses
             and self.outcomes[Outcome.STALE] >= STALE_SHARE_MIN * n
             and self.outcomes[Outcome.HIT] > 0
         )
 
 
-def fetch_under_churn(transport, pages: PagePool, reuses: int, seconds: float) -> Tally:
+def check(transport, pages: PagePool, reuses: int, fetches: int = 0, seconds: float = 500) -> None:
+    """Fetches until so many slots were reused under a fetch and so many pages were fetched; all hits must be right."""
+    tally = fetch_under_churn(transport, pages, reuses, fetches, seconds)
+    print(tally)
+    assert tally.n_wrong == 0
+    assert set(tally.outcomes) <= {Outcome.HIT, Outcome.STALE}, "an honest page is never corrupt"
+    assert tally.is_enough(reuses, fetches), f"the churn proves nothing: {tally}"
+
+
+def fetch_under_churn(transport, pages: PagePool, reuses: int, fetches: int, seconds: float) -> Tally:
     tally = Tally()
     deadline_ns = soon(seconds)
     with Churn(pages) as churn:
-        while monotonic_ns() < deadline_ns and not tally.is_enough(reuses):
+        while monotonic_ns() < deadline_ns and not tally.is_enough(reuses, fetches):
             before = churn.current
             into = Destinations(list(before))
             result = transport.fetch(into.batch, soon())
@@ -74,20 +84,20 @@ def fetch_under_churn(transport, pages: PagePool, reuses: int, seconds: float) -
     return tally
 
 
-def check(tally: Tally, reuses: int) -> None:
-    assert tally.n_wrong == 0
-    assert set(tally.outcomes) <= {Outcome.HIT, Outcome.STALE}, "an honest page is never corrupt"
-    assert tally.is_enough(reuses), f"the churn proves nothing: {tally}"
-
-
 def test_hits_have_the_right_bytes_while_slots_are_reused(transport, pages):
-    check(fetch_under_churn(transport, pages, reuses=200, seconds=10), reuses=200)
+    check(transport, pages, reuses=200, seconds=10)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_hits_have_the_right_bytes_through_ten_thousand_reuses(transport, pages):
-    check(fetch_under_churn(transport, pages, reuses=10_000, seconds=500), reuses=10_000)
+    check(transport, pages, reuses=10_000)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_hits_have_the_right_bytes_in_a_million_fetches(transport, pages):
+    check(transport, pages, reuses=10_000, fetches=1_000_000)
 
 
 def test_the_same_churn_read_without_checks_gives_wrong_bytes(pages):

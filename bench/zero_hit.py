@@ -1,0 +1,154 @@
+"""What kvpeer costs an engine that it cannot help: two real vLLM engines, one with kvpeer and one without, get prompts
+that nobody has seen before, in turns.
+
+Every prompt is looked up in a directory of two agents, found nowhere, computed, and its pages are published. The order
+of the two engines changes with every round, and each round gives one ratio, so that what else the machine does meets
+both. Prints a table; writes rows as JSON; ends with status 1 with `--check` when the engine with kvpeer is below
+the budget.
+
+Not what it measures: a device copy (this engine's KV is in host memory), and a model of real size, beside which the
+same cost is smaller.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "e2e"))
+
+from engines.harness import Fleet, Server, Streamed, eventually, make_fleet, prompt
+
+PROMPT_TOKENS = 1029
+"""Beyond the floor of a pull (512), so that every prompt is looked up."""
+
+N_GENERATED = 32
+N_CONCURRENT = 4
+BUDGET = 0.97
+"""Of the engine without kvpeer, in throughput and in time to first token."""
+
+_started_at = time.monotonic()
+
+
+def say(text: str) -> None:
+    print(f"[{time.monotonic() - _started_at:5.0f} s] {text}", flush=True)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """N_CONCURRENT requests at once, on one engine."""
+
+    tokens_per_s: float
+    ttft_ms: float
+
+
+def take_turn(server: Server, seed: str) -> Turn:
+    """Unseen prompts, all at once; generated and prompt tokens per second of the whole, median time to first token."""
+    streamed: list[Streamed] = []
+
+    def ask(number: int) -> None:
+        streamed.append(server.stream(prompt(f"{server.name} {seed} {number}", PROMPT_TOKENS), N_GENERATED))
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(N_CONCURRENT)]
+    began_at = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    seconds = time.perf_counter() - began_at
+    if len(streamed) != N_CONCURRENT:
+        raise SystemExit(f"a request failed on {server.name}\n{server.log_tail()}")
+    n_tokens = N_CONCURRENT * (PROMPT_TOKENS + N_GENERATED)
+    return Turn(n_tokens / seconds, statistics.median(each.ttft_ms for each in streamed))
+
+
+def measure(plain: Server, ours: Server, n_rounds: int) -> list[tuple[Turn, Turn]]:
+    """(plain, ours) of each round."""
+    rounds = []
+    for number in range(-1, n_rounds):  # round -1 warms up
+        first, second = (plain, ours) if number % 2 else (ours, plain)
+        turns = {server.name: take_turn(server, f"round {number}") for server in (first, second)}
+        if number >= 0:
+            rounds.append((turns[plain.name], turns[ours.name]))
+        if number % 5 == 4:
+            say(f"round {number + 1} of {n_rounds}")
+    return rounds
+
+
+def start_neighbour(fleet: Fleet) -> subprocess.Popen[bytes]:
+    """A second agent, so that half of the directory is in another process."""
+    folder = fleet.folder / "neighbour"
+    folder.mkdir()
+    with (folder / "agent.log").open("wb") as log:
+        return subprocess.Popen(
+            [fleet.python, "-m", "kvpeer.cli", "agent", "--embedded"],
+            stdout=log,
+            stderr=log,
+            env={
+                **os.environ,
+                "KVPEER_AGENT_RUNTIME_DIR": str(fleet.runtime_folder),
+                "KVPEER_AGENT_SOCKET": str(folder / "agent.sock"),
+                "KVPEER_POOL_SIZE": "16Mi",
+                "KVPEER_POOL_EXTENT_SIZE": "8Mi",
+            },
+        )
+
+
+def run(folder: Path, n_rounds: int) -> list[tuple[Turn, Turn]]:
+    """Starts everything, measures, ends everything."""
+    fleet = make_fleet(folder, sys.executable)
+    say("starting two vLLM engines on the CPU (one to three minutes)")
+    neighbour: subprocess.Popen[bytes] | None = None
+    try:
+        plain, ours = fleet.start("plain", with_kvpeer=False), fleet.start("ours")
+        for server in (plain, ours):
+            server.wait_ready()
+        neighbour = start_neighbour(fleet)
+        eventually(lambda: ours.agent_metric("kvpeer_membership_members", state="alive") == 2, "two agents are members")
+        say("measuring")
+        rounds = measure(plain, ours, n_rounds)
+        published = ours.agent_metric("kvpeer_pool_pages", state="committed")
+        if ours.cached_tokens("p2p") or ours.cached_tokens("host") or not published:
+            raise SystemExit("the prompts were meant to be published and never to be found: this run proves nothing")
+        return rounds
+    finally:
+        fleet.close()
+        if neighbour is not None:
+            neighbour.terminate()
+            neighbour.wait(20)
+
+
+def main() -> int:
+    """Returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=30, help="rounds to measure (each one turn on both engines)")
+    parser.add_argument("--check", action="store_true", help=f"status 1 when a median ratio is below {BUDGET}")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    folder = Path(tempfile.mkdtemp(prefix="kvp-", dir="/tmp"))  # Unix sockets lie below it: their paths must be short
+    try:
+        rounds = run(folder, options.rounds)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    ratios = {
+        "throughput": [ours.tokens_per_s / plain.tokens_per_s for plain, ours in rounds],
+        "time to first token": [plain.ttft_ms / ours.ttft_ms for plain, ours in rounds],
+    }
+    for name, values in ratios.items():
+        low, middle, high = statistics.quantiles(values, n=4)
+        print(f"{name:22} {middle:.3f} of plain vLLM (quartiles {low:.3f} - {high:.3f}; budget {BUDGET})")
+    return int(options.check and any(statistics.median(values) < BUDGET for values in ratios.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
