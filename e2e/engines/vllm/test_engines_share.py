@@ -167,7 +167,9 @@ def test_an_abort_during_a_load_frees_its_blocks(engines: Engines) -> None:
 def test_a_producer_whose_agent_dies_costs_a_recompute_and_nothing_else(engines: Engines) -> None:
     producer, reader = engines.producer, engines.reader
     prompts = [prompt(f"killed {n}", N_TOKENS) for n in range(4)]
+    kept = prompt("kept by the engine", N_TOKENS)
     expected = [computed_by(producer, tokens) for tokens in prompts]
+    expected_kept = computed_by(producer, kept)
     agent = producer.agent_pid()
     with stopped(agent):
         connections = [reader.begin(tokens, 1) for tokens in prompts]
@@ -181,3 +183,9 @@ def test_a_producer_whose_agent_dies_costs_a_recompute_and_nothing_else(engines:
     # The producer goes on as well, and has an agent again after a while.
     producer.complete(prompt("after", N_TOKENS))
     eventually(lambda: producer.has_agent(), "the producer has an agent again")
+    # What the engine itself still has comes into the new pool with the next request that uses it.
+    assert producer.complete(kept) == expected_kept
+    producer.published()
+    before = reader.cached_tokens("p2p")
+    assert reader.complete(kept) == expected_kept
+    assert reader.cached_tokens("p2p") - before == N_PAGES * PAGE_TOKENS

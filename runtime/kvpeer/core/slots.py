@@ -99,8 +99,8 @@ class SlotTable:
         """Gives `writer` slots to write its part of these pages into, in the order of the keys, as far as there is
         room.
 
-        A page that another rank is writing is joined in its slot. Evicts to make room, now and ahead. `part` may be
-        ALL_PARTS.
+        A page that another rank is writing is joined in its slot; one that is here already counts as used: who offers
+        it uses it in the engine. Evicts to make room, now and ahead. `part` may be ALL_PARTS.
         """
         self._expire(now)
         n = len(keys) // KEY_BYTES
@@ -119,7 +119,9 @@ class SlotTable:
                 n_taken += 1
                 page = self._residents.begin(key, int(partitions[idx]), shape, taken, now, expires_at)
             statuses[idx] = status = self._residents.join(page, writer, part)
-            if status is ReserveStatus.WRITE:
+            if status is ReserveStatus.PRESENT:
+                self._residents.use(page, now)
+            elif status is ReserveStatus.WRITE:
                 columns[:, idx] = page.slot, page.generation, self._extents.offset(page.slot)
         if n_taken:
             self._room.keep_ahead(shape.page_bytes, now)

@@ -111,6 +111,15 @@ def test_the_least_recently_used_page_goes_first_and_its_slot_rests_for_the_leas
     assert 0 not in survivors
 
 
+def test_offering_a_page_that_is_here_is_a_use() -> None:
+    pool = Pool()
+    pool.publish(*range(8), now=0)
+    assert pool.reserve(0, 1, now=1).statuses.tolist() == [PRESENT, PRESENT]
+    assert pool.reserve(8, now=2).statuses.tolist() == [NO_ROOM]
+    pool.publish(8, now=2.1)
+    assert pool.resident(0, 1, now=3) == [True, True]
+
+
 def test_a_pinned_page_is_never_evicted_until_its_pin_ends() -> None:
     pool = Pool(pin_ttl_s=5)
     pool.publish(*range(8), now=0)

@@ -55,7 +55,7 @@ class StepOrders:
     loads: list[PageOrder] = field(default_factory=list)
     """Accepted loads: each rank reports each of them finished exactly once, whatever becomes of it."""
     publishes: list[PageOrder] = field(default_factory=list)
-    """Pages whose last token's KV this step computes: to be copied after its forward pass."""
+    """Pages that are whole after this step, or were before: to be copied after its forward pass."""
     preempted: list[str] = field(default_factory=list)
     """Requests whose blocks are about to be reused: copies from them must not be committed any more."""
     held: list[str] = field(default_factory=list)

@@ -77,8 +77,7 @@ class _Tracked:
     allocated_attempt: int = -1
     """The attempt at which the request got blocks: while it is the present one, the request holds them."""
     n_settled: int | None = None
-    """Pages before this one need no publishing; None until the request is scheduled, which tells where computing
-    starts."""
+    """Pages before this one were offered; None until the request is scheduled, which tells where computing starts."""
     has_copies: bool = False
     """Whether copies from the present blocks may still be running. Never while a load is: that comes before anything of
     the attempt is computed."""
@@ -107,6 +106,7 @@ class SchedulerSide:
     _lookups: Lookups | None = None
     _tracked: dict[str, _Tracked] = field(default_factory=dict)
     _orders: StepOrders = field(default_factory=StepOrders)
+    _is_reset: bool = False
 
     def __post_init__(self) -> None:
         self._policy = self.settings.policy()
@@ -144,6 +144,7 @@ class SchedulerSide:
         if not self._namespace:
             return
         self._namespace = namespace_digest({**self._namespace_fields, "reset": self.nonce()})
+        self._is_reset = True
         if self._lookups is not None:
             self._lookups.clear()
         for tracked in self._tracked.values():
@@ -246,24 +247,40 @@ class SchedulerSide:
     def _publish_full_pages(
         self, orders: StepOrders, tracked: _Tracked, step: StepSchedule, tokens: tuple[int, int, int]
     ) -> None:
-        """Orders the pages whose last token's KV this step computes. Ranks copy them after the step's forward pass.
+        """Orders the pages whose last token's KV this step computes, and once those before them. Ranks copy them after
+        the step's forward pass.
 
         A page has a hash only once all its tokens are known, so drafts that may yet be rejected are never in one;
         they are also left out of the count of computed tokens.
         """
         n_computed, n_scheduled, n_draft = tokens
-        request = tracked.request
-        first = tracked.n_settled if tracked.n_settled is not None else n_computed // self.page_tokens
-        stop = min((n_computed + n_scheduled - n_draft) // self.page_tokens, len(request.block_hashes))
-        tracked.n_settled = max(first, stop)
-        if first < stop:
-            blocks = step.block_ids(request.request_id)[first:stop]
-            tracked.has_copies = True
-            orders.publishes.append(
-                PageOrder.build(
-                    request.request_id, self._slice(tracked, first, stop), blocks, self.settings.publish_timeout_s
-                )
+        n_full = min((n_computed + n_scheduled - n_draft) // self.page_tokens, len(tracked.request.block_hashes))
+        if tracked.n_settled is None:
+            n_had = min(n_computed // self.page_tokens, n_full)
+            self._order_publish(orders, tracked, step, n_had, n_full)
+            # What the engine had may be gone from the pool: evicted, or lost with its agent. What is there costs one
+            # question, and its answer keeps the pages of the hottest prefixes, which are never loaded, from being
+            # evicted. After a reset it might be a page of a tainted request.
+            if not self._is_reset:
+                self._order_publish(orders, tracked, step, 0, n_had)
+            tracked.n_settled = n_full
+        else:
+            self._order_publish(orders, tracked, step, tracked.n_settled, n_full)
+            tracked.n_settled = max(tracked.n_settled, n_full)
+
+    def _order_publish(self, orders: StepOrders, tracked: _Tracked, step: StepSchedule, first: int, stop: int) -> None:
+        if first >= stop:
+            return
+        request_id = tracked.request.request_id
+        tracked.has_copies = True
+        orders.publishes.append(
+            PageOrder.build(
+                request_id,
+                self._slice(tracked, first, stop),
+                step.block_ids(request_id)[first:stop],
+                self.settings.publish_timeout_s,
             )
+        )
 
     # ---- decisions
 

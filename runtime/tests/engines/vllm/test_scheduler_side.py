@@ -323,7 +323,23 @@ def test_draft_tokens_never_fill_a_page(engine: Engine) -> None:
     assert [pages_of(o) for o in engine.step((request, 2 * PAGE_TOKENS - 1, 3, 2)).publishes] == [[1]]
 
 
-def test_loaded_and_locally_cached_pages_are_not_published_again(engine: Engine) -> None:
+def test_pages_that_the_engine_had_are_offered_again_once_after_the_new_ones(engine: Engine) -> None:
+    request = FakeRequest.of_pages("r", 4)
+    engine.start(request)
+    new, had = engine.step((request, 3 * PAGE_TOKENS, PAGE_TOKENS + 1, 0)).publishes
+    assert pages_of(new) == [3]
+    assert pages_of(had) == [0, 1, 2]
+    assert [new.blocks, had.blocks] == [
+        PageOrder.build("r", each.chain, blocks, 1).blocks for each, blocks in ((new, [4]), (had, [1, 2, 3]))
+    ]
+    request.generate(PAGE_TOKENS)
+    (order,) = engine.step((request, request.num_tokens - PAGE_TOKENS, PAGE_TOKENS, 0)).publishes
+    assert pages_of(order) == [4]
+
+
+def test_pages_that_the_engine_had_are_not_offered_after_a_reset(engine: Engine) -> None:
+    """They might be of a request that ran on blocks from before."""
+    engine.side.reset()
     request = FakeRequest.of_pages("r", 4)
     engine.start(request)
     (order,) = engine.step((request, 3 * PAGE_TOKENS, PAGE_TOKENS + 1, 0)).publishes
@@ -337,8 +353,9 @@ def test_pages_after_a_failed_load_are_published_from_where_computing_begins(eng
     engine.allocate(request, engine.match(request))
     engine.step()
     engine.allocate(request)
-    (order,) = engine.step((request, PAGE_TOKENS, 3 * PAGE_TOKENS + 1, 0)).publishes
-    assert pages_of(order) == [1, 2, 3]
+    computed, loaded = engine.step((request, PAGE_TOKENS, 3 * PAGE_TOKENS + 1, 0)).publishes
+    assert pages_of(computed) == [1, 2, 3]
+    assert pages_of(loaded) == [0]
 
 
 def test_a_preempted_request_starts_anew(engine: Engine) -> None:
