@@ -18,6 +18,8 @@ NATIVE_SOURCES := $(shell find runtime/native -type f \( -name '*.cpp' -o -name 
 PYTHON_SOURCES := $(shell find runtime/kvpeer -name '*.py') runtime/pyproject.toml
 # The engine of the tests needs Python 3.11 or newer; kvpeer itself runs on 3.10 too.
 PYTHON_VERSION ?= 3.11
+# Tests at a time. Two, because that is what the least machine has; more of the process tests would starve each other.
+JOBS ?= 2
 # uv is taken from the PATH, or installed into build/ by the first target that needs it.
 UV := $(or $(shell command -v uv 2>/dev/null),$(BUILD)/uv/bin/uv)
 SAY = @printf '\n== %s (%s)\n' "$(1)" "$$(date +%H:%M:%S)"
@@ -69,7 +71,7 @@ engine-venv: $(BUILD)/vllm-venv/.ready ## vLLM for the CPU with kvpeer installed
 
 # ---- checks -----------------------------------------------------------------------------------------------------------
 
-.PHONY: lint types contracts unit native-test process-test churn soak test-fast engine-test test
+.PHONY: lint types contracts unit native-test process-test long-test soak test-fast engine-test test
 lint: $(VENV)/.ready ## ruff: rules and format
 	$(call SAY,lint)
 	@$(BIN)/ruff check -q . && $(BIN)/ruff format -q --check .
@@ -84,23 +86,23 @@ contracts: $(VENV)/.ready ## import direction
 
 unit: $(LIB) ## unit, property, contract and socket tests
 	$(call SAY,unit and property tests)
-	@$(BIN)/pytest -q -m "not engine and not process and not soak"
+	@$(BIN)/pytest -q -n $(JOBS) -m "not engine and not process and not long and not soak"
 
 process-test: $(LIB) ## real agent processes: kill, freeze, lie, restart
 	$(call SAY,process tests)
-	@$(BIN)/pytest -q -m "process and not engine and not soak"
+	@$(BIN)/pytest -q -n $(JOBS) -m "process and not engine and not long and not soak"
 
 native-test: $(VENV)/.ready ## C++ tests under ASan/UBSan and under TSan
 	$(call SAY,native tests under ASan and UBSan)
-	@cd runtime/native && export PATH=$(CURDIR)/$(BIN):$$PATH && cmake --preset asan >/dev/null && cmake --build --preset asan -- --quiet && ctest --preset asan --output-on-failure
+	@cd runtime/native && export PATH=$(CURDIR)/$(BIN):$$PATH && cmake --preset asan >/dev/null && cmake --build --preset asan -- --quiet && ctest --preset asan -j $(JOBS)
 	$(call SAY,native tests under TSan)
-	@cd runtime/native && export PATH=$(CURDIR)/$(BIN):$$PATH && cmake --preset tsan >/dev/null && cmake --build --preset tsan -- --quiet && ctest --preset tsan --output-on-failure
+	@cd runtime/native && export PATH=$(CURDIR)/$(BIN):$$PATH && cmake --preset tsan >/dev/null && cmake --build --preset tsan -- --quiet && ctest --preset tsan -j $(JOBS)
 
-churn: $(LIB) ## 10,000 forced reuses of slots while they are read, each transport and each way to verify
-	$(call SAY,reuse under readers)
-	@$(BIN)/pytest -q -m soak runtime/tests/transport
+long-test: $(LIB) ## longer runs: 10,000 reuses of slots under readers, ten minutes of a lossy network in virtual time
+	$(call SAY,longer tests)
+	@$(BIN)/pytest -q -n $(JOBS) -m long
 
-soak: $(LIB) ## longer runs of the same promises (a million fetches; 15 minutes)
+soak: $(LIB) ## the longest runs: a million fetches, between processes and by each transport (30 minutes)
 	$(call SAY,soak)
 	@$(BIN)/pytest -q -m "soak and not engine"
 
@@ -110,7 +112,7 @@ engine-test: $(BUILD)/vllm-venv/.ready $(LIB) ## two real vLLM engines
 	$(call SAY,real engines)
 	@KVPEER_VLLM_PYTHON=$(CURDIR)/$(ENGINE_VENV)/bin/python $(BIN)/pytest -q -m engine
 
-test: test-fast churn engine-test ## what CI runs
+test: test-fast long-test engine-test ## what CI runs
 
 .PHONY: docs
 docs: $(LIB) ## regenerate the pages that are made from code (a test compares them)

@@ -88,7 +88,7 @@ def measure(plain: Server, ours: Server, n_rounds: int) -> list[tuple[Turn, Turn
 def start_neighbour(fleet: Fleet) -> subprocess.Popen[bytes]:
     """A second agent, so that half of the directory is in another process."""
     folder = fleet.folder / "neighbour"
-    folder.mkdir()
+    folder.mkdir(mode=0o700)
     with (folder / "agent.log").open("wb") as log:
         return subprocess.Popen(
             [fleet.python, "-m", "kvpeer.cli", "agent", "--embedded"],

@@ -80,7 +80,7 @@ def test_an_agent_that_stalls_for_a_moment_buries_nobody_and_is_not_buried():
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize(("loss", "duration_s"), [(0.02, 600.0), (0.05, 120.0)])
+@pytest.mark.parametrize(("loss", "duration_s"), [(0.05, 60.0), pytest.param(0.02, 600.0, marks=pytest.mark.long)])
 def test_no_false_death_under_loss(loss: float, duration_s: float):
     cluster = settled(N, 1, loss)
     cluster.run(duration_s)

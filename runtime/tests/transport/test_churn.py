@@ -88,7 +88,7 @@ def test_hits_have_the_right_bytes_while_slots_are_reused(transport, pages):
     check(transport, pages, reuses=200, seconds=10)
 
 
-@pytest.mark.soak
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_hits_have_the_right_bytes_through_ten_thousand_reuses(transport, pages):
     check(transport, pages, reuses=10_000)
