@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from kvpeer.agent.config import TransportSettings
 from kvpeer.agent.directory import PeerRequests
-from kvpeer.agent.view import ClusterView
+from kvpeer.core.view import ClusterView
 from kvpeer.model import AgentId, CapacityError, PeerUnavailableError, RemoteProtocolError, Verify
 from kvpeer.native import CAPABILITY_BYTES, DataServer, monotonic_ns
 from kvpeer.transport import FetchBatch, FetchResult, Producer, TcpPeer

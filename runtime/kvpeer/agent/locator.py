@@ -8,25 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvpeer.agent.directory import DirectoryService
-from kvpeer.agent.view import ClusterView
 from kvpeer.core.breaker import Breakers
-from kvpeer.core.chain import ChainSlice
+from kvpeer.core.chain import ChainSlice, take_keys
 from kvpeer.core.locate import Ask, LocatePlan, LocateQuestion, LocateResult
+from kvpeer.core.located import REMEMBERED_S, LocatedPages, RecentLocations
 from kvpeer.core.negative import NegativeCache
 from kvpeer.core.reasons import MissReason
+from kvpeer.core.view import ClusterView
 from kvpeer.metrics import Metrics
-from kvpeer.model import KEY_BYTES, AgentId, KvPeerError
+from kvpeer.model import AgentId, KvPeerError
 from kvpeer.wire.messages import Holders
 
-__all__ = ["LocatedPages", "PeerLocator"]
+__all__ = ["PeerLocator"]
 
 HEDGE_DELAY_S = 0.02
 """An owner that has not answered by then is late, and the replica is asked too: far above a round trip (0.1 ms), far
@@ -34,30 +33,6 @@ below what a request would notice."""
 
 FAILURE_WAIT_S = 0.1
 """An owner that left a question open for this long failed, whoever answered in its place."""
-
-REMEMBERED_MAX = 512
-"""Requests whose locations are kept: more than an engine has waiting at a time."""
-
-REMEMBERED_S = 10.0
-"""For this long locations are worth trying without asking again."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LocatedPages:
-    """What is known of the places of some pages. `positions` i64 [n], ascending: their indices in the chain."""
-
-    positions: NDArray[np.int64]
-    keys: bytes
-    result: LocateResult
-    expires: float
-
-    def covers(self, positions: NDArray[np.int64], keys: bytes) -> NDArray[np.intp] | None:
-        """Where these pages are among ours, [m]; None when one of them is missing, or is another page by now."""
-        places = np.searchsorted(self.positions, positions)
-        if len(places) and (places[-1] >= len(self.positions) or (self.positions[places] != positions).any()):
-            return None
-        ours = np.frombuffer(self.keys, dtype=np.uint8).reshape(-1, KEY_BYTES)[places]
-        return places if ours.tobytes() == keys else None
 
 
 class PeerLocator:
@@ -78,7 +53,7 @@ class PeerLocator:
         self._breakers = breakers
         self._metrics = metrics
         self._clock = clock
-        self._remembered: OrderedDict[str, LocatedPages] = OrderedDict()
+        self._recent = RecentLocations()
 
     async def locate(
         self, chain: ChainSlice, indices: NDArray[np.int64], request: str, deadline: float
@@ -91,7 +66,7 @@ class PeerLocator:
     async def find(self, chain: ChainSlice, indices: NDArray[np.int64], request: str, deadline: float) -> LocatedPages:
         """Where these pages lie at peers; asks their owners. Answers by `deadline`."""
         now = self._clock()
-        keys = np.frombuffer(chain.keys, dtype=np.uint8).reshape(-1, KEY_BYTES)[indices].tobytes()
+        keys = take_keys(chain.keys, indices)
         nothing_resident = np.zeros(len(indices), dtype=np.bool_)
         negative = self._negative.has_misses(keys, now)
         question = LocateQuestion(keys, chain.partitions()[indices], nothing_resident, negative)
@@ -100,16 +75,12 @@ class PeerLocator:
         result = plan.result
         self._account(keys, result)
         located = LocatedPages(chain.first + indices, keys, result, self._clock() + REMEMBERED_S)
-        if request:
-            self._remember(request, located)
+        self._recent.remember(request, located)
         return located
 
     def recall(self, request: str, positions: NDArray[np.int64], keys: bytes) -> LocatedPages | None:
         """What was found for this request a moment ago, if it covers these pages."""
-        located = self._remembered.get(request)
-        if located is None or located.expires < self._clock() or located.covers(positions, keys) is None:
-            return None
-        return located
+        return self._recent.recall(request, positions, keys, self._clock())
 
     # ---- inside
 
@@ -177,11 +148,4 @@ class PeerLocator:
         # Only what was asked for just now: remembering a remembered miss again would prolong it for ever.
         if set(result.reasons) == {MissReason.MISS}:
             missing = np.flatnonzero(result.statuses == 0)
-            rows = np.frombuffer(keys, dtype=np.uint8).reshape(-1, KEY_BYTES)[missing]
-            self._negative.add_misses(rows.tobytes(), self._clock())
-
-    def _remember(self, request: str, located: LocatedPages) -> None:
-        self._remembered[request] = located
-        self._remembered.move_to_end(request)
-        while len(self._remembered) > REMEMBERED_MAX:
-            self._remembered.popitem(last=False)
+            self._negative.add_misses(take_keys(keys, missing), self._clock())

@@ -35,7 +35,6 @@ from kvpeer.agent.puller import PeerPuller, Services
 from kvpeer.agent.security import open_security
 from kvpeer.agent.tasks import BackgroundTasks
 from kvpeer.agent.touches import Touches
-from kvpeer.agent.view import ClusterView
 from kvpeer.core.breaker import Breakers
 from kvpeer.core.directory import DirectoryShard
 from kvpeer.core.membership import MembersChanged, Membership, MembershipSettings
@@ -43,6 +42,7 @@ from kvpeer.core.negative import NegativeCache
 from kvpeer.core.publisher import REGISTRY_PARTITION_RECORDS_MAX, Publisher
 from kvpeer.core.ring import Ring
 from kvpeer.core.slots import SlotSettings, SlotTable
+from kvpeer.core.view import ClusterView
 from kvpeer.metrics import build
 from kvpeer.model import AGENT_ID_BYTES, AgentId, ConfigError, Verify
 from kvpeer.native import DataServer, DirectoryTable, Pool, ServerLimits

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from kvpeer.agent.cohorts import Cohort, Cohorts
 from kvpeer.agent.memory import available_bytes
 from kvpeer.agent.peering import Locator, NoPeers, PoolHooks, Puller
-from kvpeer.core.chain import ChainSlice
+from kvpeer.core.chain import ChainSlice, take_keys
 from kvpeer.core.slot_effects import (
     AssignExtent,
     Effect,
@@ -36,11 +36,11 @@ from kvpeer.core.slot_effects import (
     Withdrawn,
 )
 from kvpeer.core.slots import ALL_PARTS, SlotTable
-from kvpeer.model import KEY_BYTES, KvPeerError
+from kvpeer.model import KvPeerError
 from kvpeer.native import PART_DTYPE, Pool
 from kvpeer.wire.messages import ClientHello
 
-__all__ = ["CohortStatus", "Locator", "NoPeers", "PoolHooks", "PoolService", "Puller", "take_keys"]
+__all__ = ["CohortStatus", "Locator", "NoPeers", "PoolHooks", "PoolService", "Puller"]
 
 PULL_WRITER = 0
 """Writer number of the agent itself, for pages pulled from peers; clients count from 1."""
@@ -346,11 +346,6 @@ class PoolService:
     def _tick(self) -> None:
         self._timer = None
         self._perform(self._table.tick(self._clock()))
-
-
-def take_keys(keys: bytes, indices: NDArray[np.int64]) -> bytes:
-    """The packed keys at these places."""
-    return np.frombuffer(keys, dtype=np.uint8).reshape(-1, KEY_BYTES)[indices].tobytes()
 
 
 def _merged(first: Reservation, refused: NDArray[np.int64], again: Reservation) -> Reservation:

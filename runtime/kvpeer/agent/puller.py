@@ -20,15 +20,16 @@ from numpy.typing import NDArray
 from kvpeer.agent.cohorts import Cohort
 from kvpeer.agent.data_peers import DataPeers
 from kvpeer.agent.directory import DirectoryService
-from kvpeer.agent.locator import LocatedPages, PeerLocator
-from kvpeer.agent.pool import PoolService, take_keys
+from kvpeer.agent.locator import PeerLocator
+from kvpeer.agent.pool import PoolService
 from kvpeer.agent.touches import Touches
-from kvpeer.agent.view import ClusterView
 from kvpeer.core.breaker import Breakers
-from kvpeer.core.chain import ChainSlice
+from kvpeer.core.chain import ChainSlice, take_keys
+from kvpeer.core.located import LocatedPages
 from kvpeer.core.negative import NegativeCache
 from kvpeer.core.slot_effects import Reservation, ReserveStatus
 from kvpeer.core.sources import Holding, Source, choose_sources
+from kvpeer.core.view import ClusterView
 from kvpeer.metrics import Metrics
 from kvpeer.model import KEY_BYTES, AgentId, Outcome
 from kvpeer.native import PART_DTYPE
@@ -158,7 +159,7 @@ class PeerPuller:
             sources = choose_sources(holding, request)
             if not sources:
                 return
-            is_last = n + 1 == ROUNDS_MAX or not _has_alternatives(holding)
+            is_last = n + 1 == ROUNDS_MAX or not holding.has_alternatives
             until = deadline if is_last else deadline - left_s * (1 - FIRST_SHARE)
             await asyncio.gather(
                 *(self._pull_from(source, places, pull, cohort, chain, indices, until) for source in sources)
@@ -169,29 +170,12 @@ class PeerPuller:
     ) -> Holding:
         """Who holds which of these pages and may be asked; pages by indices into `positions`."""
         now = self._s.clock()
-        result = located.result
-        places = located.covers(positions, keys)
-        assert places is not None  # noqa: S101 - recall and find return what covers the pages
-        first = np.concatenate(([0], np.cumsum(result.counts, dtype=np.int64)))
-        rows = np.concatenate([np.arange(first[place], first[place + 1]) for place in places.tolist()])
-        counts = result.counts[places]
-        holders = result.holders[rows.astype(np.int64)]
-        per_holder = np.repeat(np.arange(len(places)), counts)
-        failed = self._s.negative.has_locations(take_keys(keys, per_holder), holders, b"".join(result.agents), now)
-        alive = self._s.view.alive
-        usable = [
-            agent in alive and agent not in failed_agents and self._s.breakers.is_usable(agent, now)
-            for agent in result.agents
-        ]
-        in_flight = [self._in_flight[agent] for agent in result.agents]
-        return Holding(
-            counts,
-            holders,
-            result.agents,
-            np.array(usable, dtype=np.bool_),
-            failed,
-            np.array(in_flight, dtype=np.int64),
-        )
+        candidates = self._s.view.alive - failed_agents
+
+        def is_usable(agent: AgentId) -> bool:
+            return agent in candidates and self._s.breakers.is_usable(agent, now)
+
+        return located.holding(positions, keys, is_usable, self._s.negative, self._in_flight, now)
 
     # ---- one source
 
@@ -334,13 +318,6 @@ class PeerPuller:
                 pack(np.ascontiguousarray(holders["generation"][theirs]), U4),
             )
             self._s.directory.report_stale(ring.members[idx], report)
-
-
-def _has_alternatives(holding: Holding) -> bool:
-    """Whether some page could be had from more than one agent."""
-    may_be_asked = holding.usable[holding.holders["agent"]] & ~holding.failed
-    pages = np.arange(len(holding.counts)).repeat(holding.counts)[may_be_asked]
-    return bool((np.bincount(pages) > 1).any())
 
 
 async def _is_set(event: asyncio.Event, timeout_s: float) -> bool:

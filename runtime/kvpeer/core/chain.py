@@ -16,7 +16,15 @@ import numpy.typing as npt
 
 from kvpeer.model import ANCHOR_GROUP_PAGES, KEY_BYTES, LocalProtocolError, PageKey
 
-__all__ = ["NAMESPACE_BYTES", "Chain", "ChainSlice", "namespace_digest", "page_key", "partitions_of_anchors"]
+__all__ = [
+    "NAMESPACE_BYTES",
+    "Chain",
+    "ChainSlice",
+    "namespace_digest",
+    "page_key",
+    "partitions_of_anchors",
+    "take_keys",
+]
 
 NAMESPACE_BYTES = 32
 
@@ -63,6 +71,11 @@ def partitions_of_anchors(anchors: bytes) -> npt.NDArray[np.uint16]:
     """Returns the partition of each packed 16-byte anchor key: its first 12 bits, read big-endian."""
     columns = np.frombuffer(anchors, dtype=">u2").reshape(-1, KEY_BYTES // 2)
     return (columns[:, 0] >> _PARTITION_SHIFT).astype(np.uint16)
+
+
+def take_keys(keys: bytes, indices: npt.NDArray[np.int64]) -> bytes:
+    """Returns the packed keys at these places of packed keys."""
+    return np.frombuffer(keys, dtype=np.uint8).reshape(-1, KEY_BYTES)[indices].tobytes()
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,13 @@ class Holding:
         if self.usable.shape != (len(self.agents),) or self.in_flight.shape != (len(self.agents),):
             raise LocalProtocolError(f"{len(self.agents)} agents need as many entries in usable and in_flight")
 
+    @property
+    def has_alternatives(self) -> bool:
+        """Whether some page could be had from more than one agent."""
+        may_be_asked = self.usable[self.holders["agent"]] & ~self.failed
+        pages = np.arange(len(self.counts)).repeat(self.counts)[may_be_asked]
+        return bool((np.bincount(pages) > 1).any())
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Source:

@@ -13,7 +13,7 @@ __all__ = ["ClusterView"]
 
 
 class ClusterView:
-    """Belongs to one event loop. `build_ring` makes a ring of members."""
+    """Not thread-safe. `build_ring` makes a ring of members."""
 
     def __init__(self, own: AgentInfo, build_ring: Callable[[Iterable[AgentId]], Ring]) -> None:
         self._build_ring = build_ring
