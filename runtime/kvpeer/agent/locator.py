@@ -36,21 +36,21 @@ FAILURE_WAIT_S = 0.1
 
 
 class PeerLocator:
-    """See `peering.Locator`. `clock` is monotonic seconds."""
+    """See `peering.Locator`. `lookups`: breakers of the owners that are asked. `clock` is monotonic seconds."""
 
     def __init__(
         self,
         directory: DirectoryService,
         view: ClusterView,
         negative: NegativeCache,
-        breakers: Breakers,
+        lookups: Breakers,
         metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._directory = directory
         self._view = view
         self._negative = negative
-        self._breakers = breakers
+        self._lookups = lookups
         self._metrics = metrics
         self._clock = clock
         self._recent = RecentLocations()
@@ -108,7 +108,7 @@ class PeerLocator:
             for task, (ask, asked_at) in waiting.items():
                 task.cancel()
                 if now - asked_at >= FAILURE_WAIT_S:
-                    self._breakers.failed(ask.owner, now)
+                    self._lookups.failed(ask.owner, now)
 
     def _ask(
         self,
@@ -133,13 +133,13 @@ class PeerLocator:
         try:
             answer = task.result()
         except KvPeerError:
-            self._breakers.failed(ask.owner, now)
+            self._lookups.failed(ask.owner, now)
             return plan.failed(ask, now)
-        self._breakers.succeeded(ask.owner)
+        self._lookups.succeeded(ask.owner)
         return plan.answered(ask, answer, now)
 
     def _avoided(self, now: float) -> list[AgentId]:
-        return [agent_id for agent_id in self._view.ring.members if not self._breakers.is_usable(agent_id, now)]
+        return [agent_id for agent_id in self._view.ring.members if not self._lookups.is_usable(agent_id, now)]
 
     def _account(self, keys: bytes, result: LocateResult) -> None:
         misses = self._metrics.counter("kvpeer_locate_misses_total")

@@ -168,14 +168,15 @@ class Agent:
             self._members_changed,
             clock,
         )
-        self._breakers = Breakers()
+        # An owner that answers lookups says nothing of its data port, nor the other way round.
+        self._lookups, self._fetches = Breakers(), Breakers()
         negative = NegativeCache()
         self._peers = DataPeers(self.agent_id, self._view, self._links, self._verify, config.transport)
         self._admissions = DataAdmissions(self._server)
         self._touches = Touches(self._pool_service, self._links)
-        locator = PeerLocator(self._directory, self._view, negative, self._breakers, self._metrics, clock)
+        self._locator = PeerLocator(self._directory, self._view, negative, self._lookups, self._metrics, clock)
         services = Services(
-            self._pool_service, locator, self._directory, self._view, negative, self._breakers, self._peers,
+            self._pool_service, self._locator, self._directory, self._view, negative, self._fetches, self._peers,
             self._touches, self._metrics, clock,
         )  # fmt: skip
         self._puller = PeerPuller(services, config.transport.fetch_threads)
@@ -186,7 +187,7 @@ class Agent:
             self._pool.payload_bytes,
             config.pool.extent_bytes,
             self._verify,
-            locator,
+            self._locator,
             self._puller,
             clock,
             self._metrics,
@@ -226,7 +227,7 @@ class Agent:
         config = self.config
         observer = Observer(
             self._metrics, self._pool_service, self._pool, self._server, self._directory, self._membership,
-            self._breakers, self._clients, self._peers,
+            {"lookup": self._lookups, "data": self._fetches}, self._clients, self._peers,
         )  # fmt: skip
         observer.describe(__version__, config)
         if config.metrics.enabled:
@@ -308,7 +309,8 @@ class Agent:
             _log.info("agent %s ended", agent_id.hex())
             self._links.forget(agent_id)
             self._server.revoke(agent_id)
-            self._breakers.forget(agent_id)
+            self._lookups.forget(agent_id)
+            self._fetches.forget(agent_id)
             self._peers.forget(agent_id)
         self._links.know(change.alive)
         self._view.update(change.alive, change.draining, time.monotonic())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Mapping
 
 from kvpeer.agent.clients import ClientServer
 from kvpeer.agent.config import AgentConfig
@@ -28,7 +29,7 @@ STALL_S = 5.0
 
 
 class Observer:
-    """Belongs to the event loop, but for `health`, which other threads call."""
+    """Belongs to the event loop, but for `health`, which other threads call. `breakers`: by what is asked of peers."""
 
     def __init__(
         self,
@@ -38,7 +39,7 @@ class Observer:
         server: DataServer,
         directory: DirectoryService,
         membership: MembershipService,
-        breakers: Breakers,
+        breakers: Mapping[str, Breakers],
         clients: ClientServer,
         peers: DataPeers,
     ) -> None:
@@ -125,10 +126,10 @@ class Observer:
         members = Counter(names.get(MemberState(update.state)) for update in self._membership.machine.view())
         for name in names.values():
             self._metrics.gauge("kvpeer_membership_members").labels(state=name).set(members[name])
-        now = time.monotonic()
-        states = Counter(
-            self._breakers.state(AgentId(member.agent_id), now) for member in self._membership.machine.alive()
-        )
+        peers = [AgentId(member.agent_id) for member in self._membership.machine.alive()]
         labels = {"closed": BreakerState.CLOSED, "open": BreakerState.OPEN, "probing": BreakerState.HALF_OPEN}
-        for label, state in labels.items():
-            self._metrics.gauge("kvpeer_breaker_peers").labels(state=label).set(states[state])
+        now = time.monotonic()
+        for plane, breakers in self._breakers.items():
+            states = Counter(breakers.state(peer, now) for peer in peers)
+            for label, state in labels.items():
+                self._metrics.gauge("kvpeer_breaker_peers").labels(plane=plane, state=label).set(states[state])

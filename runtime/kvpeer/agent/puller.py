@@ -58,14 +58,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Services:
-    """What a pull needs of the rest of the agent."""
+    """What a pull needs of the rest of the agent. `fetches`: breakers of the producers that pages are pulled from."""
 
     pool: PoolService
     locator: PeerLocator
     directory: DirectoryService
     view: ClusterView
     negative: NegativeCache
-    breakers: Breakers
+    fetches: Breakers
     peers: DataPeers
     touches: Touches
     metrics: Metrics
@@ -173,7 +173,7 @@ class PeerPuller:
         candidates = self._s.view.alive - failed_agents
 
         def is_usable(agent: AgentId) -> bool:
-            return agent in candidates and self._s.breakers.is_usable(agent, now)
+            return agent in candidates and self._s.fetches.is_usable(agent, now)
 
         return located.holding(positions, keys, is_usable, self._s.negative, self._in_flight, now)
 
@@ -196,7 +196,7 @@ class PeerPuller:
         wanted, holders = wanted[fits], source.holders[fits]
         if not len(wanted):
             return
-        if not self._s.breakers.admit(source.producer, self._s.clock()):
+        if not self._s.fetches.admit(source.producer, self._s.clock()):
             return
         reservation = await self._s.pool.reserve_for_pull(cohort, chain, indices[wanted], deadline)
         pull.outcomes[wanted[reservation.statuses == ReserveStatus.PRESENT]] = Outcome.HIT
@@ -252,9 +252,9 @@ class PeerPuller:
         hit = outcomes == Outcome.HIT
         self._settle(slots, generations, hit, fetched.parts[:, : cohort.shape.n_parts], outcomes)
         if fetched.error is None:
-            self._s.breakers.succeeded(producer)
+            self._s.fetches.succeeded(producer)
         else:
-            self._s.breakers.failed(producer, self._s.clock())
+            self._s.fetches.failed(producer, self._s.clock())
         self._account(producer, keys, partitions, holders, outcomes, cohort.shape.page_bytes)
         return outcomes, fetched.error is None
 

@@ -103,8 +103,9 @@ METRICS: tuple[Metric, ...] = (
     _counter("kvpeer_directory_repairs_total", "", "Partitions that had to be repaired.", "Do streams lose messages?"),
     _gauge("kvpeer_membership_members", "", "Members as this agent sees them, itself included.",
            "Do all agents see each other?", state=("alive", "suspect", "dead", "draining")),
-    _gauge("kvpeer_breaker_peers", "", "Peers by the state of their circuit breaker.", "Which peers fail?",
-           state=("closed", "open", "probing")),
+    _gauge("kvpeer_breaker_peers", "", "Peers by the state of their circuit breaker: one for questions to owners, one "
+           "for fetches of pages.", "Do peers fail, and at what?",
+           plane=("lookup", "data"), state=("closed", "open", "probing")),
     _gauge("kvpeer_links_up", "", "Links to other agents.", "Is the agent connected?", direction=("in", "out")),
     _counter("kvpeer_links_refusals_total", "", "Peers that were refused, or refused us.",
              "Does a foreign or misconfigured agent knock?", reason=_PEER_REFUSALS),
