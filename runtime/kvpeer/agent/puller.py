@@ -131,9 +131,9 @@ class PeerPuller:
         try:
             await self._rounds(pull, cohort, chain, indices, request, deadline)
         finally:
-            for key in keys:
-                del self._under_way[key]
             pull.done.set()
+            for key in keys:
+                self._under_way.pop(key, None)
         return pull.outcomes
 
     async def _rounds(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ from kvpeer.agent.pool import Locator, PoolService, Puller
 from kvpeer.core.chain import ChainSlice
 from kvpeer.core.slot_effects import ReserveStatus
 from kvpeer.metrics import Metrics
-from kvpeer.model import CapacityError, Outcome, RemoteProtocolError
+from kvpeer.model import KEY_BYTES, CapacityError, Outcome, RemoteProtocolError
 from kvpeer.wire.messages import (
     Abandon,
     ClientMessage,
@@ -219,9 +220,18 @@ class ClientRequests:
             raise CapacityError(
                 f"{n} pages in one request, but at most {self._batch_pages_max} (limits.batch_pages_max)"
             )
+        _check_distinct(message.keys)
         return ChainSlice(message.first, message.keys, message.anchors)
 
     @staticmethod
     def _check_rank(client: Client, message: ClientMessage) -> None:
         if client.part < 0:
             raise RemoteProtocolError(f"a scheduler holds no part of a page and cannot send {type(message).__name__}")
+
+
+def _check_distinct(keys: bytes) -> None:
+    """A page's key covers all pages before it, so that no chain has one twice; what follows here relies on that."""
+    split = [keys[start : start + KEY_BYTES] for start in range(0, len(keys), KEY_BYTES)]
+    if len(set(split)) != len(split):
+        ((twice, _),) = Counter(split).most_common(1)
+        raise RemoteProtocolError(f"keys: {twice.hex()} comes twice in one request")

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from agent.link_nodes import HOST, until
 from kvpeer.agent.config import load
 from kvpeer.agent.main import Agent
 from kvpeer.core.chain import Chain, ChainSlice, namespace_digest
@@ -18,6 +17,7 @@ from kvpeer.core.slot_effects import ReserveStatus
 from kvpeer.model import AgentId, Outcome
 from kvpeer.native import crc64
 from kvpeer.wire.messages import ClientHello
+from link_nodes import HOST, until
 
 PAGE_BYTES = 16 << 10
 NAMESPACE = namespace_digest({"n": "whole agents"})
