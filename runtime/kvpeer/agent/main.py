@@ -31,6 +31,7 @@ from kvpeer.agent.locator import PeerLocator
 from kvpeer.agent.membership import MembershipService, Seed
 from kvpeer.agent.observer import Observer
 from kvpeer.agent.pool import PoolService
+from kvpeer.agent.private_files import private_folder
 from kvpeer.agent.puller import PeerPuller, Services
 from kvpeer.agent.security import open_security
 from kvpeer.agent.tasks import BackgroundTasks
@@ -95,11 +96,12 @@ class Agent:
     """All parts of one agent. Life: construct (may refuse), `start`, `stopped`, `close`. Belongs to one event loop."""
 
     def __init__(self, config: AgentConfig, *, is_embedded: bool = False) -> None:
-        """Raises ConfigError when an address, a secret or memory cannot be had."""
+        """Raises ConfigError when the runtime folder, an address, a secret or memory cannot be had."""
         self.config = config
         self.agent_id = AgentId(os.urandom(AGENT_ID_BYTES))
         self._is_embedded = is_embedded
-        self._runtime_dir = Path(config.agent.runtime_dir)
+        # Before anything is made in it: whoever came first would give it the mode that suits its own file.
+        self._runtime_dir = private_folder(Path(config.agent.runtime_dir))
         self._registry = CollectorRegistry()
         self._metrics = build(self._registry)
         self._tasks = BackgroundTasks(self._metrics)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
+import stat
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -17,7 +19,7 @@ from kvpeer.client.settings import ClientSettings
 
 from processes.agents import COMMAND, HOST, SMALL, Cluster, address_files, finds, free_port, publish_all, variables
 from processes.engine import Engine
-from processes.handles import eventually
+from processes.handles import RUNTIME, eventually
 
 pytestmark = pytest.mark.process
 
@@ -50,6 +52,64 @@ def test_wrong_seeds_keep_no_engine_waiting_and_a_right_one_among_them_is_found(
     reader = cluster.engine(b)
     finds(reader, PAGES)
     assert reader.fetch(*PAGES) == ["HIT"] * len(PAGES)
+
+
+def _secret_in_a_variable(folder: Path) -> dict[str, str]:
+    return {"security.secret": "ab" * 32}
+
+
+def _secret_in_a_file(folder: Path) -> dict[str, str]:
+    (folder / "given").touch(mode=0o600)
+    (folder / "given").write_text("ab" * 32)
+    return {"security.secret_file": str(folder / "given")}
+
+
+def _no_secret(folder: Path) -> dict[str, str]:
+    return {"security.mode": "insecure"}
+
+
+@pytest.mark.parametrize("security", [_secret_in_a_variable, _secret_in_a_file, _no_secret])
+def test_an_agent_of_its_own_starts_where_there_is_no_runtime_folder_yet(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, security: Callable[[Path], dict[str, str]]
+) -> None:
+    fresh = cluster.folder / "fresh"
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(fresh))
+    where = {"agent.runtime_dir": "", "agent.socket": ""}
+    cluster.launch("a", {**where, **security(cluster.folder)}).wait_serving()
+    assert stat.S_IMODE((fresh / "kvpeer").stat().st_mode) == 0o700
+    engine = Engine(str(fresh / "kvpeer" / "agent.sock"))
+    publish_all(engine, PAGES)
+    engine.client.close()
+
+
+def test_agents_of_two_hosts_find_each_other_with_the_file_that_the_readme_shows(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readme = (RUNTIME.parent / "README.md").read_text()
+    (text,) = re.findall(r"^```yaml\n(.*?)^```$", readme, re.DOTALL | re.MULTILINE)
+    hosts = ("127.0.0.1", "127.0.0.2")
+    for shown, host in zip(("10.0.0.11", "10.0.0.12"), hosts, strict=True):
+        assert shown in text
+        text = text.replace(shown, host)
+    assert "/etc/kvpeer/secret" in text
+    text = text.replace("/etc/kvpeer/secret", str(cluster.folder / "secret"))
+    (cluster.folder / "secret").touch(mode=0o600)
+    (cluster.folder / "secret").write_text("cd" * 32 + "\n")
+    (cluster.folder / "agent.yaml").write_text(text)
+    command = (*COMMAND, "--config", str(cluster.folder / "agent.yaml"))
+    port = str(free_port())
+    for host in hosts:
+        # Both run on this host; all else that is not in the file is as small as a test needs it.
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(cluster.folder / f"of {host}"))
+        own = {"agent.host": host, "agent.control_port": port, "agent.runtime_dir": "", "agent.socket": ""}
+        cluster.launch(host, own, command).wait_serving()
+    cluster.wait_members()
+    producer, reader = (Engine(str(cluster.folder / f"of {host}" / "kvpeer" / "agent.sock")) for host in hosts)
+    publish_all(producer, PAGES)
+    finds(reader, PAGES)
+    assert reader.fetch(*PAGES) == ["HIT"] * len(PAGES)
+    for engine in (producer, reader):
+        engine.client.close()
 
 
 def run_agent(folder: Path, settings: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
