@@ -110,8 +110,18 @@ class Decision:
     reason: DecisionReason
 
 
-def decide(request: RequestFacts, local_tokens: int, located: Located, settings: PolicySettings) -> Decision:
+def decide(
+    request: RequestFacts,
+    local_tokens: int,
+    located: Located,
+    settings: PolicySettings,
+    *,
+    can_reload: bool = True,
+    can_pull: bool = True,
+) -> Decision:
     """The decision for one request whose engine has the first `local_tokens` tokens itself.
+
+    can_reload, can_pull: whether one more would be begun soon; what would have to queue for long is computed instead.
 
     At least one token of the prompt is always left to compute, because the engine needs its logits; so whole pages up
     to `prompt_tokens - 1` count. More pages at peers never make the decision bring fewer tokens. (More pages in the own
@@ -123,9 +133,13 @@ def decide(request: RequestFacts, local_tokens: int, located: Located, settings:
     gain_tokens = reachable_tokens - resident_tokens
     wait_s = pull_wait_s(gain_tokens, settings)
     refusal = _pull_refusal(gain_tokens, wait_s, settings)
+    if refusal is None and not can_pull:
+        refusal = DecisionReason.BUSY
     if refusal is None:
         return Decision(Action.PULL, reachable_tokens - local_tokens, wait_s, DecisionReason.PULL)
     if resident_tokens > local_tokens:
+        if not can_reload:
+            return Decision(Action.NONE, 0, 0.0, DecisionReason.BUSY)
         reason = DecisionReason.RELOAD if refusal is DecisionReason.NOTHING_FOUND else refusal
         return Decision(Action.RELOAD, resident_tokens - local_tokens, 0.0, reason)
     if refusal is DecisionReason.NOTHING_FOUND and local_tokens >= usable_tokens:

@@ -45,5 +45,7 @@ class DecisionReason(str, Enum):
     """Peers have pages, but pulling is turned off."""
     BELOW_FLOOR = "below_floor"
     """What peers have beyond the local reach is less than `min_cached_token_delta`."""
+    BUSY = "busy"
+    """As many loads of that kind are under way as are begun without a long wait."""
     NO_TIME = "no_time"
     """No wait is allowed for a pull."""

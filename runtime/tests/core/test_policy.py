@@ -49,6 +49,21 @@ def test_decisions(local, resident, reachable, settings, action, n_tokens, reaso
     assert (decision.action, decision.n_tokens, decision.reason) == (action, n_tokens, reason)
 
 
+@pytest.mark.parametrize(
+    ("can_reload", "can_pull", "action", "n_tokens", "reason"),
+    [
+        (True, False, Action.RELOAD, 160, DecisionReason.BUSY),
+        (False, True, Action.PULL, 1600, DecisionReason.PULL),
+        (False, False, Action.NONE, 0, DecisionReason.BUSY),
+    ],
+)
+def test_what_would_queue_for_long_is_computed(can_reload, can_pull, action, n_tokens, reason):
+    decision = decide(REQUEST, 0, Located(160, 1600), ON, can_reload=can_reload, can_pull=can_pull)
+    assert (decision.action, decision.n_tokens, decision.reason) == (action, n_tokens, reason)
+    nothing = decide(REQUEST, 0, Located(0, 0), ON, can_reload=can_reload, can_pull=can_pull)
+    assert nothing.reason is DecisionReason.NOTHING_FOUND
+
+
 def test_one_token_is_always_left_to_compute():
     request = RequestFacts("r", prompt_tokens=1600, page_tokens=16)
     assert decide(request, 0, Located(1600, 1600), ON).n_tokens == 1584

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
 __all__ = ["KVPeerConnector"]
@@ -174,6 +175,11 @@ class KVPeerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is not 
     @_guarded(lambda: None)
     def _order_publishes(self, orders: StepOrders, scheduler_output: SchedulerOutput) -> None:
         self._scheduler.order_publishes(orders, _step_schedule(scheduler_output))
+
+    @_guarded(lambda: None)
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        """See `SchedulerSide.loads_ended`."""
+        self._scheduler.loads_ended(connector_output.finished_recving or ())
 
     @_guarded(lambda: (False, None))
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:

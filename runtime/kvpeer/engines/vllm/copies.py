@@ -3,7 +3,7 @@
 The engine's thread only hands work in and collects what is done; it never waits here. Rules:
 
 - A load is collected exactly once, whatever happened, and only after the client returned: nothing writes into its
-  blocks any more.
+  blocks any more. Its time begins when a thread takes it; until then it waits for a bounded time.
 - Blocks are read by a publish while the engine guarantees them: while their request runs, or until it is collected as
   sent. When the engine takes blocks back sooner (preemption) the request's copies are revoked: a copy that has not
   been committed by then never is.
@@ -22,20 +22,15 @@ import numpy as np
 import numpy.typing as npt
 
 from kvpeer.core.chain import ChainSlice
+from kvpeer.engines.vllm.lanes import START_SHARE, Lane
 from kvpeer.engines.vllm.metadata import PageOrder
 from kvpeer.engines.vllm.tally import Tally
 from kvpeer.model import Outcome
 
 __all__ = ["Loads", "PageClient", "Publishes"]
 
-LOAD_THREADS = 2
-"""A load waits for peers most of the time; a second one keeps the next request's local pages from waiting behind it."""
-
 LOAD_BATCH_PAGES = 32
 """Pages a fetch: an abort takes effect between two fetches. One anchor group, so it is one question to one owner."""
-
-LOADS_WAITING_MAX = 1024
-"""Further loads fail at once. vLLM admits a load only with its blocks allocated, so so many never wait in practice."""
 
 PUBLISH_BATCH_PAGES = 32
 """Pages a publish: bounds how long a running copy can outlive its revocation."""
@@ -65,16 +60,16 @@ class PageClient(Protocol):
 class _Load:
     order: PageOrder
     fence: object
-    deadline: float
+    start_by: float
     is_aborted: bool = False
 
 
 class _Workers:
-    """Daemon threads that run `work(item)` for items of a bounded queue. The condition's lock protects the queue and
-    what its owner keeps beside it."""
+    """Daemon threads that run `work(item)` for items of a bounded queue. The condition's lock, which several may
+    share, protects the queue and what its owner keeps beside it."""
 
-    def __init__(self, name: str, n_threads: int, work: Callable[[Any], None]) -> None:
-        self.changed = threading.Condition()
+    def __init__(self, name: str, n_threads: int, work: Callable[[Any], None], lock: threading.Lock) -> None:
+        self.changed = threading.Condition(lock)
         self.waiting: deque[Any] = deque()
         self._work = work
         self._is_closed = False
@@ -122,22 +117,24 @@ class Loads:
         self._running: dict[str, _Load] = {}
         self._done: list[str] = []
         self._failed_blocks: set[int] = set()
-        self._workers = _Workers("load", LOAD_THREADS, self._run)
+        self._lock = threading.Lock()
+        self._lanes = {lane: _Workers(lane.name.lower(), lane.n_threads, self._run, self._lock) for lane in Lane}
 
     def start(self, order: PageOrder, fence: object) -> None:
         """Takes a load in. `fence` marks the engine's work that must be over before its blocks are written."""
-        load = _Load(order, fence, self._clock() + order.timeout_s)
-        with self._workers.changed:
+        load = _Load(order, fence, self._clock() + START_SHARE * order.timeout_s)
+        workers = self._lanes[order.lane]
+        with self._lock:
             self._running[order.request] = load
-            if order.is_consistent() and len(self._workers.waiting) < LOADS_WAITING_MAX:
-                self._workers.waiting.append(load)
-                self._workers.changed.notify()
+            if order.is_consistent() and len(workers.waiting) < order.lane.loads_max:
+                workers.waiting.append(load)
+                workers.changed.notify()
                 return
         self._finish(load, 0, Outcome.REFUSED)
 
     def abort(self, request: str) -> None:
         """The request is over: its load stops at the next batch. It is still collected."""
-        with self._workers.changed:
+        with self._lock:
             load = self._running.get(request)
             if load is not None:
                 load.is_aborted = True
@@ -145,20 +142,41 @@ class Loads:
     def collect(self) -> tuple[set[str], set[int]]:
         """Returns (requests whose loads are over, blocks that were not loaded among all of theirs), each once. Never
         blocks."""
-        with self._workers.changed:
+        for load in self._take_hopeless():
+            self._give_up(load)
+        with self._lock:
             done, self._done = self._done, []
             failed, self._failed_blocks = self._failed_blocks, set()
         return set(done), failed
 
     def close(self) -> None:
         """Ends the threads; what is still under way is not collected any more."""
-        self._workers.close()
+        for workers in self._lanes.values():
+            workers.close()
+
+    def _take_hopeless(self) -> list[_Load]:
+        """Takes out of the queues what no thread took in time or nobody wants any more."""
+        hopeless: list[_Load] = []
+        now = self._clock()
+        with self._lock:
+            for workers in self._lanes.values():
+                given_up = [load for load in workers.waiting if load.is_aborted or now >= load.start_by]
+                for load in given_up:
+                    workers.waiting.remove(load)
+                hopeless += given_up
+        return hopeless
+
+    def _give_up(self, load: _Load) -> None:
+        self._finish(load, 0, Outcome.REFUSED if load.is_aborted else Outcome.TIMEOUT)
 
     def _run(self, load: _Load) -> None:
+        if load.is_aborted or self._clock() >= load.start_by:
+            self._give_up(load)
+            return
         started, n_loaded, outcome = self._clock(), 0, Outcome.REFUSED
         try:
             self._wait_for(load.fence)
-            n_loaded, outcome = self._fetch(load)
+            n_loaded, outcome = self._fetch(load, started + load.order.timeout_s)
         except Exception:
             # The root of this thread's task: whatever it was, the load must be reported, or its request hangs for ever.
             _logger.exception("kvpeer: load of request %s failed", load.order.request)
@@ -166,11 +184,11 @@ class Loads:
         self._tally.observe("load_seconds", self._clock() - started)
         self._finish(load, n_loaded, outcome)
 
-    def _fetch(self, load: _Load) -> tuple[int, Outcome]:
+    def _fetch(self, load: _Load, deadline: float) -> tuple[int, Outcome]:
         """Returns how many leading pages were loaded, and what became of the next one."""
         order, blocks = load.order, load.order.block_ids()
         for start in range(0, len(order), LOAD_BATCH_PAGES):
-            remaining_s = load.deadline - self._clock()
+            remaining_s = deadline - self._clock()
             if load.is_aborted or remaining_s <= 0:
                 return start, Outcome.REFUSED if load.is_aborted else Outcome.TIMEOUT
             stop = min(start + LOAD_BATCH_PAGES, len(order))
@@ -188,7 +206,7 @@ class Loads:
         if n_loaded < len(blocks):
             # vLLM recomputes from the first missing page on, so what lies behind it is of no use even if it arrived.
             self._tally.count("loaded_pages", outcome.name.lower(), len(blocks) - n_loaded)
-        with self._workers.changed:
+        with self._lock:
             del self._running[load.order.request]
             self._done.append(load.order.request)
             self._failed_blocks.update(blocks[n_loaded:].tolist())
@@ -228,7 +246,7 @@ class Publishes:
     def __post_init__(self) -> None:
         # One thread: pages of a request are published in order, and a second one would only compete for memory
         # bandwidth.
-        self._workers = _Workers("publish", 1, self._run)
+        self._workers = _Workers("publish", 1, self._run, threading.Lock())
 
     def start(self, order: PageOrder, fence: object) -> None:
         """Takes pages in, or drops them when too many wait. `fence` marks the engine's work that computes them.

@@ -22,8 +22,9 @@ from kvpeer.engines.vllm.tally import Tally
 
 __all__ = ["Answer", "Located", "Lookups"]
 
-LOOKUP_THREADS = 2
-"""An answer takes a round trip or two and no CPU; two threads keep one slow owner from holding up everybody else."""
+LOOKUP_THREADS = 8
+"""An answer takes a round trip or two and no CPU. So many answer `deferred_requests_max` requests within the default
+timeout when each answer takes 30 ms, and a slow owner holds up few of them."""
 
 FRESH_S = 2.0
 """An answer that could not be used for this long (no free blocks) is asked again: pages may be gone, and new ones

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvpeer.core.chain import ChainSlice
+from kvpeer.engines.vllm.lanes import Lane
 from kvpeer.model import ConfigError
 
 __all__ = ["PageOrder", "RankFacts", "StepOrders", "agreed_facts"]
@@ -24,17 +25,21 @@ _BLOCK_ID_BYTES = 8
 @dataclass(frozen=True)
 class PageOrder:
     """Copy these pages of a request: `chain` names them, `blocks` (packed i64, one a page) says where they lie in the
-    engine. What is not copied `timeout_s` after the order is given up."""
+    engine. What is not copied within `timeout_s` is given up; that time begins with the copying for a load, with the
+    order for a publish. `lane` is of loads."""
 
     request: str
     chain: ChainSlice
     blocks: bytes
     timeout_s: float
+    lane: Lane = Lane.RELOAD
 
     @staticmethod
-    def build(request: str, chain: ChainSlice, blocks: Iterable[int], timeout_s: float) -> PageOrder:
+    def build(
+        request: str, chain: ChainSlice, blocks: Iterable[int], timeout_s: float, lane: Lane = Lane.RELOAD
+    ) -> PageOrder:
         """Returns the order; `blocks` gives one block id for each page of `chain`. See `is_consistent`."""
-        return PageOrder(request, chain, np.fromiter(blocks, dtype=np.int64).tobytes(), timeout_s)
+        return PageOrder(request, chain, np.fromiter(blocks, dtype=np.int64).tobytes(), timeout_s, lane)
 
     def is_consistent(self) -> bool:
         """Whether there is a block for each page. A load without must not be tried, only be reported as failed."""

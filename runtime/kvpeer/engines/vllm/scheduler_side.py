@@ -23,7 +23,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from kvpeer.core.chain import Chain, ChainSlice, namespace_digest
-from kvpeer.core.policy import Action, RequestFacts, decide, located_tokens
+from kvpeer.core.policy import Action, RequestFacts, decide, located_tokens, pull_wait_s
+from kvpeer.engines.vllm.lanes import Lane, UnderWay
 from kvpeer.engines.vllm.lookups import Answer, Located, Lookups
 from kvpeer.engines.vllm.metadata import PageOrder, StepOrders
 from kvpeer.engines.vllm.settings import Settings
@@ -62,6 +63,7 @@ class _Offer:
     chain: ChainSlice
     n_own_pool: int
     timeout_s: float
+    lane: Lane
 
 
 @dataclass
@@ -110,6 +112,8 @@ class SchedulerSide:
 
     def __post_init__(self) -> None:
         self._policy = self.settings.policy()
+        # No load takes that long, see `Settings.load_timeout_s`; twice, because a copy that runs is finished.
+        self._loads = UnderWay(lost_after_s=2 * self.settings.load_timeout_s)
 
     # ---- start and end
 
@@ -206,7 +210,12 @@ class SchedulerSide:
         for source, n_tokens in zip(("own_pool", "peer"), self.hit_sources(request, n_loaded_tokens), strict=True):
             if n_tokens:
                 self.tally.count("accepted_tokens", source, n_tokens)
-        self._orders.loads.append(PageOrder.build(request.request_id, offer.chain, blocks, offer.timeout_s))
+        self._loads.begin(request.request_id, offer.lane, self.clock())
+        self._orders.loads.append(PageOrder.build(request.request_id, offer.chain, blocks, offer.timeout_s, offer.lane))
+
+    def loads_ended(self, requests: Iterable[str]) -> None:
+        """All ranks have reported the loads of these requests."""
+        self._loads.end(requests)
 
     def hit_sources(self, request: Any, n_tokens: int) -> tuple[int, int]:
         """Returns how many of the `n_tokens` just accepted come from (the own pool, peers)."""
@@ -296,20 +305,29 @@ class SchedulerSide:
         return ""
 
     def _decide(self, tracked: _Tracked, answer: Answer, first: int) -> _Offer:
-        """Returns the pages to load from `first` on; counts the tokens that peers have and that are not pulled."""
-        request, page_tokens = tracked.request, self.page_tokens
+        """Returns the pages to load from `first` on; counts the tokens that could be had and are not loaded."""
+        request, page_tokens, now = tracked.request, self.page_tokens, self.clock()
         statuses = answer.statuses[first - answer.first :]
         located = located_tokens(statuses, first * page_tokens, page_tokens)
         facts = RequestFacts(request.request_id, request.num_tokens, page_tokens)
-        decision = decide(facts, first * page_tokens, located, self._policy)
-        n_declined = located.reachable_tokens - located.resident_tokens
-        if decision.action is not Action.PULL and n_declined:
+        decision = decide(
+            facts,
+            first * page_tokens,
+            located,
+            self._policy,
+            can_reload=self._loads.has_room(Lane.RELOAD, now),
+            can_pull=self._loads.has_room(Lane.PULL, now),
+        )
+        n_declined = located.reachable_tokens - first * page_tokens - decision.n_tokens
+        if n_declined:
             self.tally.count("declined_tokens", decision.reason.value, n_declined)
+        is_pull = decision.action is Action.PULL
         n_pages = decision.n_tokens // page_tokens
         return _Offer(
             self._slice(tracked, first, first + n_pages),
             n_own_pool=int(np.count_nonzero(statuses[:n_pages] == OWN_POOL)),
-            timeout_s=decision.wait_s if decision.action is Action.PULL else self.settings.load_timeout_s,
+            timeout_s=decision.wait_s if is_pull else pull_wait_s(decision.n_tokens, self._policy),
+            lane=Lane.PULL if is_pull else Lane.RELOAD,
         )
 
     def _slice(self, tracked: _Tracked, first: int, stop: int) -> ChainSlice:
@@ -318,4 +336,4 @@ class SchedulerSide:
         return tracked.chain.slice(first, stop)
 
 
-_NO_OFFER = _Offer(ChainSlice(0, b"", b""), n_own_pool=0, timeout_s=0.0)
+_NO_OFFER = _Offer(ChainSlice(0, b"", b""), n_own_pool=0, timeout_s=0.0, lane=Lane.RELOAD)

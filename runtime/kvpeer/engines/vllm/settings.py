@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from kvpeer.core.policy import Mode, PolicySettings
+from kvpeer.engines.vllm.lanes import START_SHARE
 from kvpeer.model import ConfigError
 
 __all__ = ["ENVIRONMENT_PREFIX", "Settings", "load_settings"]
@@ -35,9 +36,10 @@ class Settings:
     load_timeout_s: float = 5.0
     """A request waits at most this long for its pages, then what is missing is computed."""
     pull_base_s: float = PolicySettings().pull_base_s
-    """A pull may take this long, plus `pull_s_per_token` for each token, and no longer than `load_timeout_s`."""
+    """A load may take this long, plus `pull_s_per_token` for each token. It waits for a thread for half as long at
+    most, and both together are no longer than `load_timeout_s`."""
     pull_s_per_token: float = PolicySettings().pull_s_per_token
-    """See `pull_base_s`. Waiting longer than computing the token takes would be worse than no pull."""
+    """See `pull_base_s`. Waiting longer than computing the token takes would be worse than no load."""
     publish_timeout_s: float = 2.0
     """A page that is not in the pool this long after its copy began is given up."""
     deferred_requests_max: int = 64
@@ -62,7 +64,7 @@ class Settings:
             min_cached_token_delta=self.min_cached_token_delta,
             pull_base_s=self.pull_base_s,
             pull_s_per_token=self.pull_s_per_token,
-            max_pull_wait_s=self.load_timeout_s,
+            max_pull_wait_s=self.load_timeout_s / (1 + START_SHARE),
         )
 
 

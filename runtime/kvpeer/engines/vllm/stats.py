@@ -41,7 +41,7 @@ METRICS = {
         "kvpeer_vllm_accepted_tokens_total", "Tokens whose load vLLM accepted, by source: own_pool, peer.", "source"
     ),
     "declined_tokens": _Metric(
-        "kvpeer_vllm_declined_tokens_total", "Tokens that peers had and that were not pulled, by reason.", "reason"
+        "kvpeer_vllm_declined_tokens_total", "Tokens that could be had and were not loaded, by reason.", "reason"
     ),
     "loaded_pages": _Metric(
         "kvpeer_vllm_loaded_pages_total",

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from kvpeer.core.chain import Chain, ChainSlice
 from kvpeer.engines.vllm.copies import LOAD_BATCH_PAGES, PUBLISH_BATCH_PAGES
+from kvpeer.engines.vllm.lanes import START_SHARE, Lane
 from kvpeer.engines.vllm.metadata import PageOrder, StepOrders
 from kvpeer.engines.vllm.settings import Settings
 from kvpeer.engines.vllm.tally import Tally
@@ -38,6 +39,8 @@ class SteppedClient:
         self.is_copying = threading.Event()
         self.outcome: Callable[[int], Outcome] = lambda page: Outcome.HIT
         self.fetched: list[int] = []
+        self.stuck: set[str] = set()
+        self.deadlines_s: dict[str, float] = {}
         self.committed: list[int] = []
         self.error: Exception | None = None
         self.is_closed = False
@@ -51,7 +54,11 @@ class SteppedClient:
     def fetch(self, chain: ChainSlice, blocks: np.ndarray, request: str, deadline_s: float) -> np.ndarray:
         assert len(blocks) == len(chain)
         assert deadline_s > 0
-        self._copy()
+        self.deadlines_s[request] = deadline_s
+        if request in self.stuck:
+            assert self.may_go_on.wait(DEADLINE_S)
+        else:
+            self._copy()
         pages = range(chain.first, chain.first + len(chain))
         self.fetched.extend(pages)
         return np.array([self.outcome(page) for page in pages], np.uint8)
@@ -88,7 +95,9 @@ class Fences:
 class Rank:
     """One rank of an engine, driven step by step as vLLM's model runner does."""
 
-    def __init__(self, *, is_writer: bool = True, **settings: object) -> None:
+    def __init__(
+        self, *, is_writer: bool = True, clock: Callable[[], float] = time.monotonic, **settings: object
+    ) -> None:
         self.client = SteppedClient()
         self.fences = Fences()
         self.tally = Tally()
@@ -98,7 +107,7 @@ class Rank:
             part_bytes=4096,
             is_writer=is_writer,
             settings=Settings(**settings),  # type: ignore[arg-type]
-            clock=time.monotonic,
+            clock=clock,
             tally=self.tally,
         )
 
@@ -144,10 +153,17 @@ def rank() -> Iterator[Rank]:
     rank.side.close()
 
 
-def order(request: str, n_pages: int, timeout_s: float = DEADLINE_S, first_block: int = 100) -> PageOrder:
+def order(
+    request: str,
+    n_pages: int,
+    timeout_s: float = DEADLINE_S,
+    first_block: int = 100,
+    lane: Lane = Lane.RELOAD,
+) -> PageOrder:
     chain = Chain(b"n" * 32)
     chain.extend(page_hashes(n_pages, request))
-    return PageOrder.build(request, chain.slice(0, n_pages), range(first_block, first_block + n_pages), timeout_s)
+    blocks = range(first_block, first_block + n_pages)
+    return PageOrder.build(request, chain.slice(0, n_pages), blocks, timeout_s, lane)
 
 
 def received(request: str) -> Callable[[Collected], bool]:
@@ -225,6 +241,73 @@ def test_a_load_past_its_deadline_is_given_up(rank: Rank) -> None:
     late = StepOrders(loads=[order("r", 3, timeout_s=0.0)])
     assert rank.steps_until(received("r"), late).failed_blocks == {100, 101, 102}
     assert rank.counts("loaded_pages") == {"timeout": 3}
+
+
+def occupied(rank: Rank, lane: Lane, timeout_s: float = DEADLINE_S) -> list[str]:
+    """Every thread of the lane runs a load that goes on when the test says so; returns their requests."""
+    requests = [f"{lane.name} {n}" for n in range(lane.n_threads)]
+    rank.client.may_go_on.clear()
+    rank.client.stuck.update(requests)
+    rank.step(StepOrders(loads=[order(request, 1, timeout_s, lane=lane) for request in requests]))
+    pause = threading.Event()
+    while not rank.client.deadlines_s.keys() >= set(requests):
+        pause.wait(0.002)
+    return requests
+
+
+def test_slow_peers_hold_up_no_reload_from_the_own_pool(rank: Rank) -> None:
+    occupied(rank, Lane.PULL)
+    rank.client.may_go_on, stuck_go_on = threading.Event(), rank.client.may_go_on
+    rank.client.may_go_on.set()
+    assert rank.steps_until(received("local"), StepOrders(loads=[order("local", 3)])).failed_blocks == set()
+    stuck_go_on.set()
+
+
+@pytest.mark.parametrize("lane", list(Lane))
+def test_a_loads_time_begins_when_a_thread_takes_it(lane: Lane) -> None:
+    now = [100.0]
+    rank = Rank(clock=lambda: now[0])
+    occupied(rank, lane)
+    rank.step(StepOrders(loads=[order("late", 2, timeout_s=8.0, lane=lane)]))
+    now[0] += 8.0 * START_SHARE - 0.001
+    rank.client.may_go_on.set()
+    assert rank.steps_until(received("late")).failed_blocks == set()
+    assert rank.client.deadlines_s["late"] == 8.0
+    rank.side.close()
+
+
+@pytest.mark.parametrize("lane", list(Lane))
+def test_a_load_that_no_thread_takes_in_time_is_given_up_while_the_threads_are_still_busy(lane: Lane) -> None:
+    now = [100.0]
+    rank = Rank(clock=lambda: now[0])
+    busy = occupied(rank, lane)
+    assert rank.step(StepOrders(loads=[order("late", 2, timeout_s=8.0, lane=lane)])).received == set()
+    now[0] += 8.0 * START_SHARE
+    assert rank.steps_until(received("late")).failed_blocks == {100, 101}
+    assert "late" not in rank.client.deadlines_s
+    rank.client.may_go_on.set()
+    rank.steps_until(lambda collected: collected.received == set(busy))
+    rank.side.close()
+
+
+def test_an_abort_of_a_load_that_waits_is_reported_at_once(rank: Rank) -> None:
+    occupied(rank, Lane.PULL)
+    rank.step(StepOrders(loads=[order("waits", 2, lane=Lane.PULL)]))
+    over = rank.step(finished=("waits",))
+    assert (over.received, over.failed_blocks) == ({"waits"}, {100, 101})
+    rank.client.may_go_on.set()
+    assert "waits" not in rank.steps_until(received("PULL 0")).received
+
+
+@pytest.mark.parametrize("lane", list(Lane))
+def test_a_rank_lets_as_many_loads_wait_as_the_scheduler_side_accepts(rank: Rank, lane: Lane) -> None:
+    n_loads = lane.loads_max + len(occupied(rank, lane))
+    waiting = [order(f"waits {n}", 1, first_block=200 + n, lane=lane) for n in range(lane.loads_max)]
+    too_many = rank.step(StepOrders(loads=[*waiting, order("too many", 1, lane=lane)]))
+    assert (too_many.received, too_many.failed_blocks) == ({"too many"}, {100})
+    rank.client.may_go_on.set()
+    rank.steps_until(lambda collected: len(collected.received) == n_loads)
+    assert rank.counts("loaded_pages") == {"hit": n_loads, "refused": 1}
 
 
 def test_a_held_request_is_reported_once_when_its_copies_are_over(rank: Rank) -> None:

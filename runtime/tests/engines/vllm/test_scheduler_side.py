@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from kvpeer.core.chain import Chain, ChainSlice, namespace_digest
+from kvpeer.engines.vllm.lanes import START_SHARE, Lane
+from kvpeer.engines.vllm.lookups import LOOKUP_THREADS
 from kvpeer.engines.vllm.metadata import PageOrder, StepOrders
 from kvpeer.engines.vllm.scheduler_side import SchedulerSide, StepSchedule
 from kvpeer.engines.vllm.settings import Settings
@@ -447,6 +449,80 @@ def test_tokens_are_told_apart_by_where_they_come_from(engine: Engine) -> None:
     engine.allocate(request, n_loaded)
     assert engine.side.hit_sources(request, n_loaded) == (2 * PAGE_TOKENS, 2 * PAGE_TOKENS)
     assert engine.counts()["accepted_tokens"] == {"own_pool": 2 * PAGE_TOKENS, "peer": 2 * PAGE_TOKENS}
+
+
+def accepted(engine: Engine, n: int, statuses: list[int], name: str = "r") -> list[str]:
+    """Requests that all come at once, each as vLLM handles one; returns those whose loads were accepted."""
+    engine.locator.answer = lambda chain: statuses
+    loads = []
+    for index in range(n):
+        request = FakeRequest.of_pages(f"{name}{index}", 4, prompt=f"{name}{index}")
+        engine.side.request_arrived(request)
+        n_loaded = engine.match(request)
+        engine.allocate(request, n_loaded)
+        if n_loaded:
+            loads.append(request.request_id)
+    assert [order.request for order in engine.step().loads] == loads
+    return loads
+
+
+@pytest.mark.parametrize(("lane", "statuses"), [(Lane.PULL, [2] * 4), (Lane.RELOAD, [1] * 4)])
+def test_of_a_burst_only_loads_that_begin_soon_are_accepted_and_the_rest_is_computed_at_once(
+    engine: Engine, lane: Lane, statuses: list[int]
+) -> None:
+    loads = accepted(engine, 40, statuses)
+    assert len(loads) == lane.loads_max
+    assert engine.counts()["declined_tokens"] == {"busy": (40 - lane.loads_max) * 4 * PAGE_TOKENS}
+    engine.side.loads_ended([*loads[:2], "somebody else"])
+    assert len(accepted(engine, 5, statuses, "later")) == 2
+
+
+def test_while_peers_are_slow_the_own_pool_is_still_reloaded(engine: Engine) -> None:
+    assert len(accepted(engine, 40, [2] * 4)) == Lane.PULL.loads_max
+    engine.counts()
+    request = FakeRequest.of_pages("r", 4)
+    engine.locator.answer = lambda chain: [1, 2, 2, 2]
+    engine.side.request_arrived(request)
+    assert engine.match(request) == PAGE_TOKENS
+    assert engine.counts()["declined_tokens"] == {"busy": 3 * PAGE_TOKENS}
+    engine.allocate(request, PAGE_TOKENS)
+    assert [order.lane for order in engine.step().loads] == [Lane.RELOAD]
+
+
+def test_loads_that_were_never_reported_do_not_close_a_lane_for_good(engine: Engine) -> None:
+    assert len(accepted(engine, 40, [2] * 4)) == Lane.PULL.loads_max
+    engine.clock.now += 2 * engine.side.settings.load_timeout_s
+    assert len(accepted(engine, 40, [2] * 4, "later")) == Lane.PULL.loads_max
+
+
+@pytest.mark.parametrize("statuses", [[1] * 4000, [2] * 4000])
+def test_a_load_and_its_wait_for_a_thread_are_no_longer_than_the_load_timeout(
+    engine: Engine, statuses: list[int]
+) -> None:
+    request = FakeRequest.of_pages("long", 4000)
+    engine.locator.answer = lambda chain: statuses[: len(chain)]
+    engine.side.request_arrived(request)
+    engine.allocate(request, engine.match(request))
+    (order,) = engine.step().loads
+    assert (1 + START_SHARE) * order.timeout_s == pytest.approx(engine.side.settings.load_timeout_s)
+
+
+def test_lookups_that_hang_do_not_hold_up_the_next_one(engine: Engine) -> None:
+    engine.locator.answer = lambda chain: [2] * len(chain)
+    engine.locator.may_answer.clear()
+    hanging = [FakeRequest.of_pages(str(n), 4) for n in range(LOOKUP_THREADS - 1)]
+    for request in hanging:
+        engine.side.request_arrived(request)
+        assert engine.side.match(request, 0) is None
+    eventually = threading.Event()
+    while len(engine.locator.asked) < len(hanging):
+        eventually.wait(0.002)
+    hang, engine.locator.may_answer = engine.locator.may_answer, threading.Event()
+    engine.locator.may_answer.set()
+    request = FakeRequest.of_pages("r", 4)
+    engine.side.request_arrived(request)
+    assert engine.match(request) == 4 * PAGE_TOKENS
+    hang.set()
 
 
 def test_closing_closes_the_locator_and_ends_sharing(engine: Engine) -> None:
