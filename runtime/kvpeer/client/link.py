@@ -67,7 +67,8 @@ class AgentSilentError(PeerUnavailableError):
 
 @dataclass
 class _Waiter:
-    """A thread that waits for the answer to its request."""
+    """A thread that waits for the answer to its request. Who takes it out of `Link._waiters` under the lock decides
+    whose the answer is: it is set there and then, or belongs to nobody and is given back."""
 
     is_over: threading.Event = field(default_factory=threading.Event)
     answer: ClientMessage | None = None
@@ -77,8 +78,8 @@ class _Waiter:
 class Link:
     """A live connection with its pool mapped. See the module docstring; made by `open_link`.
 
-    `_lock` protects `_waiters`, `_last_id` and `_fault`; `_send_lock` keeps frames whole on the socket. Neither is
-    held while the other is taken.
+    `_lock` protects `_waiters` with their answers, `_last_id` and `_fault`; `_send_lock` keeps frames whole on the
+    socket. Neither is held while the other is taken.
     """
 
     def __init__(self, sock: socket.socket, welcome: ClientWelcome, pool: PoolMap) -> None:
@@ -128,12 +129,13 @@ class Link:
         finally:
             with self._lock:
                 self._waiters.pop(frame_id, None)
-        if waiter.error is not None:
-            raise waiter.error
-        if waiter.answer is None:
+                answer, error = waiter.answer, waiter.error
+        if error is not None:
+            raise error
+        if answer is None:
             self._note_silence(now)
             raise AgentSilentError(f"no answer to a {type(message).__name__} by its deadline")
-        return waiter.answer
+        return answer
 
     def give_back(self, message: Release | Abandon) -> None:
         """Tells the agent what is not needed any more. If that is not possible the connection is ended, which tells
@@ -159,8 +161,9 @@ class Link:
         with self._lock:
             self._fault = fault
             waiters = list(self._waiters.values())
+            for waiter in waiters:
+                waiter.error = fault
         for waiter in waiters:
-            waiter.error = fault
             waiter.is_over.set()
         return fault
 
@@ -177,16 +180,17 @@ class Link:
 
     def _dispatch(self, frame: Frame, late: Callable[[ClientMessage], None]) -> None:
         answer = decode_client(frame.body)
+        error = _refusal_error(answer) if isinstance(answer, Refusal) else None
         with self._lock:
             waiter = self._waiters.pop(frame.id, None)
+            if waiter is not None and error is not None:
+                waiter.error = error
+            elif waiter is not None:
+                waiter.answer = answer
         if waiter is None:
             late(answer)
-            return
-        if isinstance(answer, Refusal):
-            waiter.error = _refusal_error(answer)
         else:
-            waiter.answer = answer
-        waiter.is_over.set()
+            waiter.is_over.set()
 
     def _send(self, frame: bytes, deadline: float) -> None:
         if not self._send_lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
