@@ -30,7 +30,8 @@ class EngineLayout:
     """The engine's memory: block b of segment s is `length[s]` bytes at `base[s] + b * stride[s]`.
 
     base and stride are u64 [n_segments], length is u32 [n_segments]; the memory stays where it is as long as the
-    layout is in use.
+    layout is in use. memory: what owns it, kept alive with the layout, also by a thread that copies while the process
+    ends.
 
     Raises:
         LocalProtocolError: the columns do not fit together.
@@ -39,6 +40,7 @@ class EngineLayout:
     base: npt.NDArray[np.uint64]
     stride: npt.NDArray[np.uint64]
     length: npt.NDArray[np.uint32]
+    memory: object = None
 
     def __post_init__(self) -> None:
         for name, column, dtype in (
@@ -224,6 +226,7 @@ class _CudaLane:
             base=np.array([self._on_host.data_ptr()], np.uint64),
             stride=np.array([part_bytes], np.uint64),
             length=np.array([part_bytes], np.uint32),
+            memory=self._on_host,
         )
 
     def collect(self, views: list[Any], blocks: npt.NDArray[np.int64]) -> int:

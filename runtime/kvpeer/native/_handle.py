@@ -1,4 +1,5 @@
-"""Ownership of a native object: freed once, by `close`, by the garbage collector, or at exit."""
+"""Ownership of a native object: freed once, by `close` or by the garbage collector. Not at exit: threads that are still
+inside a call would lose what they work on, and the kernel frees everything anyway."""
 
 from __future__ import annotations
 
@@ -25,6 +26,7 @@ class Handle:
             raise InternalError(f"the native library gave no {type(self).__name__}")
         self._native = pointer
         self._finalizer = weakref.finalize(self, destroy, pointer)
+        self._finalizer.atexit = False
 
     @property
     def is_closed(self) -> bool:

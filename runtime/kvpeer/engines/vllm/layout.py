@@ -111,6 +111,7 @@ def engine_layout(
         base=np.array([layer.base for layer in merged], dtype=np.uint64),
         stride=np.array([layer.stride for layer in merged], dtype=np.uint64),
         length=np.array([layer.length for layer in merged], dtype=np.uint32),
+        memory=[caches[name] for name in layer_names],
     )
     orders = [f"{len(list(group))}x{order}" for order, group in itertools.groupby(layer.order for layer in layers)]
     return layout, f"{','.join(orders)};layers={names.hexdigest()[:16]}"

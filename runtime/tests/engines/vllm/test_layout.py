@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import dataclass
 
 import numpy as np
@@ -118,3 +120,15 @@ def test_a_layer_without_a_cache_is_named() -> None:
     caches, _ = caches_in(ORDERS["LBHNC"])
     with pytest.raises(ConfigError, match=r"layer\.9"):
         engine_layout(caches, [*LAYERS, "layer.9"], N_BLOCKS)
+
+
+def test_a_layout_keeps_the_memory_that_it_describes() -> None:
+    caches, _ = caches_in(ORDERS["LBHNC"])
+    alive = [weakref.ref(cache) for cache in caches.values()]
+    layout, _ = engine_layout(caches, LAYERS, N_BLOCKS)
+    del caches
+    gc.collect()
+    assert all(reference() is not None for reference in alive)
+    del layout
+    gc.collect()
+    assert all(reference() is None for reference in alive)
