@@ -1,5 +1,5 @@
-"""Folders and files that belong to one user alone: made with the right mode at once, and refused when somebody else
-could reach them."""
+"""Files that belong to one user alone: made with the right mode at once, and refused when somebody else could reach
+them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import secrets
 import stat
 from pathlib import Path
 
+from kvpeer.folders import private_folder, refuse_foreign
 from kvpeer.model import ConfigError
 
 __all__ = ["ANYBODY", "NOT_OTHERS", "OWNER_ONLY", "generated_secret", "private_folder", "read_private"]
@@ -22,29 +23,6 @@ FILE_BYTES_MAX = 1 << 20
 
 _SECRET_BYTES = 32
 _SECRET_NAME = "secret"  # noqa: S105 - the file's name
-
-
-def private_folder(path: Path) -> Path:
-    """The folder, made with mode 0700 where it was missing (parents too), and owned by this user alone.
-
-    Raises:
-        ConfigError: it cannot be made, is no real folder, belongs to somebody else, or others may enter it.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            path.mkdir(mode=0o700)
-        status = path.lstat()
-    except OSError as error:
-        raise ConfigError(
-            f"cannot make the folder {path}: {error.strerror}; choose another (agent.runtime_dir)"
-        ) from error
-    if not stat.S_ISDIR(status.st_mode):
-        raise ConfigError(f"{path} is not a folder (a link is not followed): remove it")
-    _refuse_foreign(path, status)
-    if stat.S_IMODE(status.st_mode) & 0o077:
-        raise ConfigError(f"others may enter {path} (mode {stat.S_IMODE(status.st_mode):04o}): run  chmod 700 {path}")
-    return path
 
 
 def generated_secret(folder: Path) -> str:
@@ -75,7 +53,7 @@ def read_private(path: Path, forbidden_mode: int) -> bytes:
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     if forbidden_mode == OWNER_ONLY:
-        _refuse_foreign(path, status)
+        refuse_foreign(path, status)
     mode = stat.S_IMODE(status.st_mode)
     if mode & forbidden_mode:
         fix = f"run  chmod o-rwx {path}  (in Kubernetes: defaultMode: 0440)"
@@ -99,10 +77,3 @@ def _create(path: Path, text: str) -> None:
             os.unlink(draft)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}; set security.secret_file") from error
-
-
-def _refuse_foreign(path: Path, status: os.stat_result) -> None:
-    if status.st_uid != os.getuid():
-        raise ConfigError(
-            f"{path} belongs to user {status.st_uid}, not to user {os.getuid()}: remove it, or choose another"
-        )

@@ -17,7 +17,6 @@ import importlib.util
 import os
 import select
 import socket
-import stat
 import subprocess
 import sys
 import time
@@ -26,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvpeer.client.settings import ClientSettings
+from kvpeer.folders import private_folder, user_folder
 from kvpeer.model import ConfigError, PeerUnavailableError
 
 __all__ = ["DetachedAgent", "engine_folder", "ensure_agent", "runtime_folder", "started_agents"]
@@ -77,12 +77,7 @@ def ensure_agent(settings: ClientSettings, deadline: float) -> str:
 def runtime_folder(environment: Mapping[str, str]) -> Path:
     """The user's folder for agents on this host, the same that an agent takes by default."""
     configured = environment.get("KVPEER_AGENT_RUNTIME_DIR", "")
-    if configured:
-        return Path(configured)
-    base = environment.get("XDG_RUNTIME_DIR", "")
-    if os.path.isabs(base):
-        return Path(base) / "kvpeer"
-    return Path(f"/tmp/kvpeer-{os.getuid()}")  # noqa: S108 - owner and mode are checked before use
+    return Path(configured) if configured else user_folder(environment)
 
 
 def engine_folder(engine: str, environment: Mapping[str, str]) -> Path:
@@ -91,21 +86,9 @@ def engine_folder(engine: str, environment: Mapping[str, str]) -> Path:
     Raises:
         ConfigError: it cannot be made, or somebody else could reach into it.
     """
-    top = runtime_folder(environment)
     name = hashlib.sha256(engine.encode()).hexdigest()[:16]  # any text names an engine; paths must stay short
-    folder = top / "engines" / name
-    try:
-        for path in (top, folder.parent, folder):
-            path.mkdir(mode=0o700, exist_ok=True)
-        for path in (top, folder):
-            status = path.lstat()
-            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
-                raise ConfigError(
-                    f"{path} must be a folder of this user with mode 0700: remove it, or set XDG_RUNTIME_DIR"
-                )
-    except OSError as error:
-        raise ConfigError(f"cannot make the folder {folder}: {error.strerror}; set XDG_RUNTIME_DIR") from error
-    return folder
+    top = private_folder(runtime_folder(environment))
+    return private_folder(private_folder(top / "engines") / name)
 
 
 @dataclass(frozen=True)
@@ -152,7 +135,7 @@ def _detached(command: list[str], environment: Mapping[str, str], log_path: Path
     """Starts a command that is no descendant of this process."""
     lifeline, held_by_agent = os.pipe()
     try:
-        with open(log_path, "wb") as log:
+        with open(log_path, "wb", opener=_private) as log:
             detach = subprocess.run(  # noqa: S603 - our own command line
                 [sys.executable, "-S", "-c", _DETACH, *command],
                 stdin=subprocess.DEVNULL,
@@ -198,7 +181,7 @@ def _is_served(path: str) -> bool:
 @contextlib.contextmanager
 def _locked(path: Path, deadline: float) -> Iterator[None]:
     """Holds the lock file. Who waits for it is waiting for another process that starts the agent."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = _private(str(path), os.O_RDWR | os.O_CREAT)
     try:
         while True:
             try:
@@ -211,6 +194,11 @@ def _locked(path: Path, deadline: float) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+def _private(path: str, flags: int) -> int:
+    """Opens a file of the engine's folder; a link in its place, which only another user lays there, is an error."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def _tail(path: Path) -> str:

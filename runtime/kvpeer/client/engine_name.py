@@ -14,6 +14,7 @@ import os
 import time
 from pathlib import Path
 
+from kvpeer.folders import private_folder
 from kvpeer.model import ConfigError
 
 __all__ = ["claim_engine_name"]
@@ -37,19 +38,15 @@ def claim_engine_name(base: str, owner: str, folder: Path) -> str:
     """Returns the engine's name, the same in all processes that give the same `owner`. Blocks for `LOCK_TIMEOUT_S` at
     most.
 
-    owner: random per run of the engine. folder: the user's runtime folder; it is the callers' care that nobody else
-    can write there.
+    owner: random per run of the engine. folder: the user's runtime folder.
 
     Raises:
-        ConfigError: all names are taken, or the folder does not work.
+        ConfigError: all names are taken, or the folder does not work or is not this user's alone.
     """
     stem = hashlib.sha256(base.encode()).hexdigest()[:16]
     try:
-        names = folder / "names"
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        for path in (folder, names):  # one by one: parents made on the way would get the default mode
-            path.mkdir(mode=0o700, exist_ok=True)
-        scan = os.open(names / f"{stem}.scan", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        names = private_folder(private_folder(folder) / "names")
+        scan = _open(names / f"{stem}.scan")
         try:
             _lock_scan(scan, names)
             for number in range(ENGINES_MAX):
@@ -78,9 +75,14 @@ def _try_lock(fd: int) -> bool:
     return True
 
 
+def _open(path: Path) -> int:
+    # A link would be followed to a file of ours that is none of kvpeer's.
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+
 def _claim(path: Path, owner: str) -> bool:
     """Whether the name is ours now: it was free, or this engine's run has it already. A claim is a shared lock."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = _open(path)
     if _try_lock(fd):
         os.ftruncate(fd, 0)
         os.pwrite(fd, owner.encode(), 0)

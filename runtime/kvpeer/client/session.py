@@ -122,7 +122,10 @@ class Session:
             self._keep(link)
 
     def _connect(self) -> Link:
-        path = self._find_socket(time.monotonic() + self._start_timeout_s)
+        try:
+            path = self._find_socket(time.monotonic() + self._start_timeout_s)
+        except OSError as error:  # out of descriptors, a full disk: this thread must live to try again
+            raise PeerUnavailableError(f"no agent could be looked for: {error}") from error
         return open_link(path, self._registration, time.monotonic() + CONNECT_TIMEOUT_S)
 
     def _keep(self, link: Link) -> None:

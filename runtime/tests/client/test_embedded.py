@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 from kvpeer.client import embedded
-from kvpeer.client.settings import ClientSettings
+from kvpeer.client.session import Session
+from kvpeer.client.settings import ClientSettings, Registration
 from kvpeer.model import ConfigError, PeerUnavailableError
 from processes.engine import Engine
 from processes.handles import FOLDER, eventually
@@ -87,6 +88,34 @@ def test_an_embedded_agent_that_was_killed_is_started_again(runtime_dir: Path) -
 
 
 @pytest.mark.process
+def test_a_link_in_place_of_a_file_is_not_followed(runtime_dir: Path) -> None:
+    victim = runtime_dir / "bashrc"
+    victim.write_text("precious")
+    folder = embedded.engine_folder("e", os.environ)
+    for name in ("agent.lock", "agent.log"):
+        (folder / name).symlink_to(victim)
+        with pytest.raises((ConfigError, OSError), match=name):
+            embedded.ensure_agent(settings(), time.monotonic() + 15)
+        (folder / name).unlink()
+    assert victim.read_text() == "precious"
+
+
+def test_trouble_in_looking_for_an_agent_is_not_the_end_of_looking() -> None:
+    calls = []
+
+    def out_of_descriptors(deadline: float) -> str:
+        calls.append(deadline)
+        raise OSError("too many open files")
+
+    session = Session(out_of_descriptors, Registration("e", b"n" * 32, {}, 4096, 1, 0, 0, 4096), 1.0)
+    try:
+        eventually(lambda: len(calls) > 1)
+        assert not session.is_connected
+    finally:
+        session.close()
+
+
+@pytest.mark.process
 def test_an_agent_that_ends_at_its_start_is_reported_with_its_own_words(runtime_dir: Path) -> None:
     broken = (sys.executable, "-c", "raise SystemExit('pool.size is too small')")
     with pytest.raises(ConfigError, match=r"pool\.size is too small"):
@@ -108,7 +137,7 @@ def test_missing_packages_are_named_with_the_fix(runtime_dir: Path, monkeypatch:
 def test_a_folder_that_others_can_enter_is_refused(runtime_dir: Path) -> None:
     (runtime_dir / "kvpeer").mkdir()
     (runtime_dir / "kvpeer").chmod(0o755)
-    with pytest.raises(ConfigError, match="mode 0700"):
+    with pytest.raises(ConfigError, match=r"others may enter .*chmod 700"):
         embedded.engine_folder("e", os.environ)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -67,6 +69,34 @@ def test_a_folder_that_does_not_work_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="XDG_RUNTIME_DIR"):
         claim_engine_name("m", "one", tmp_path / "file")
+
+
+def _with_a_link_in_the_way(folder: Path, victim: Path) -> None:
+    """What another user could have laid where the first engine's claim will be."""
+    (folder / "names").mkdir(mode=0o700, parents=True)
+    stem = hashlib.sha256(b"m").hexdigest()[:16]
+    for name in (f"{stem}.0", f"{stem}.scan"):
+        (folder / "names" / name).symlink_to(victim)
+
+
+@pytest.mark.parametrize("open_to_others", ["folder", "names", "neither"])
+def test_no_file_of_the_user_is_overwritten_through_a_link(tmp_path: Path, open_to_others: str) -> None:
+    folder, victim = tmp_path / "kvpeer", tmp_path / "bashrc"
+    victim.write_text("precious\n")
+    _with_a_link_in_the_way(folder, victim)
+    folder.chmod(0o777 if open_to_others == "folder" else 0o700)
+    (folder / "names").chmod(0o777 if open_to_others == "names" else 0o700)
+    with pytest.raises(ConfigError, match="XDG_RUNTIME_DIR" if open_to_others == "neither" else "others may enter"):
+        claim_engine_name("m", "one", folder)
+    assert victim.read_text() == "precious\n"
+
+
+def test_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "kvpeer").mkdir(mode=0o700)
+    monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
+    with pytest.raises(ConfigError, match="belongs to user"):
+        claim_engine_name("m", "one", tmp_path / "kvpeer")
+    assert list((tmp_path / "kvpeer").iterdir()) == []
 
 
 def test_more_engines_than_names_is_an_error_that_says_so(tmp_path: Path) -> None:

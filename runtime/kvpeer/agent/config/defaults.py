@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,9 +11,10 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from kvpeer.agent.config.settings import AgentConfig
+from kvpeer.folders import user_folder
 from kvpeer.model import ConfigError
 
-__all__ = ["Seed", "complete", "parse_seed", "seeds_of", "user_folder"]
+__all__ = ["Seed", "complete", "parse_seed", "seeds_of"]
 
 _ROUTE_PROBE_PORT = 9  # discard; nothing is ever sent to it
 _OUTSIDE = "192.0.2.1"  # reserved for documentation: its route is the default route
@@ -41,7 +41,7 @@ def complete(config: AgentConfig, env: Mapping[str, str]) -> AgentConfig:
         ConfigError: a seed cannot be read.
     """
     agent = config.agent
-    runtime_dir = agent.runtime_dir or user_folder(env)
+    runtime_dir = agent.runtime_dir or str(user_folder(env))
     agent = replace(
         agent,
         name=agent.name or socket.gethostname(),
@@ -77,15 +77,6 @@ def parse_seed(text: str, default_port: int) -> Seed:
     if not int(port_text):
         raise ConfigError(f"agent.seeds: {text!r} has no port: write {text}:<port>, or set agent.control_port")
     return Seed(host, int(port_text))
-
-
-def user_folder(env: Mapping[str, str]) -> str:
-    """The folder in which one user's agents of this host keep what they share. Its owner and mode are checked where it
-    is used."""
-    base = env.get("XDG_RUNTIME_DIR", "")
-    if os.path.isabs(base):
-        return str(Path(base) / "kvpeer")
-    return f"/tmp/kvpeer-{os.getuid()}"  # noqa: S108 - see above
 
 
 def _default_host(seeds: tuple[Seed, ...]) -> str:
