@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import logging
 import os
 import socket
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +95,7 @@ class ClientServer:
         self._on_clients_changed = on_clients_changed
         self._requests = ClientRequests(pool, locator, puller, clock, limits.batch_pages_max, metrics)
         self._listener: socket.socket | None = None
+        self._path_lock = -1
         self._accepting: asyncio.Task[None] | None = None
         self._connections: set[asyncio.Task[None]] = set()
         self._n_clients = 0
@@ -108,7 +111,7 @@ class ClientServer:
 
     async def start(self) -> None:
         """Listens. Raises as `prepare_socket_path`."""
-        prepare_socket_path(self._path, is_private=self._is_private)
+        self._path_lock = prepare_socket_path(self._path, is_private=self._is_private)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.setblocking(False)
         listener.bind(self._path)
@@ -126,6 +129,9 @@ class ClientServer:
             self._listener.close()
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._path)
+        if self._path_lock >= 0:
+            os.close(self._path_lock)
+            self._path_lock = -1
         for task in self._connections:
             task.cancel()
         if self._connections:
@@ -299,8 +305,12 @@ class ClientServer:
             writer.transport.abort()
 
 
-def prepare_socket_path(path: str, *, is_private: bool) -> None:
-    """Makes the socket's folder where it is missing and removes a socket that an earlier agent left behind.
+def prepare_socket_path(path: str, *, is_private: bool) -> int:
+    """Makes the socket's folder where it is missing and removes a socket that an earlier agent left behind. Returns
+    the descriptor of a lock that makes the path this agent's until it is closed.
+
+    The lock is on `<path>.lock`: a socket that another agent has bound and does not listen at yet looks like one that
+    was left behind.
 
     Raises:
         ConfigError: the path is too long, the folder is open to others though the socket is private, or an agent
@@ -317,12 +327,31 @@ def prepare_socket_path(path: str, *, is_private: bool) -> None:
         private_folder(folder)
     else:
         folder.mkdir(parents=True, exist_ok=True)
+    try:
+        lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigError(f"cannot open {path}.lock: {error.strerror}; choose another agent.socket") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _remove_left_behind(path)
+    except BlockingIOError as error:
+        os.close(lock)
+        raise ConfigError(f"another agent serves at {path}: stop it or choose another agent.socket") from error
+    except ConfigError:
+        os.close(lock)
+        raise
+    return lock
+
+
+def _remove_left_behind(path: str) -> None:
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
         try:
             probe.connect(path)
         except FileNotFoundError:
             return
         except ConnectionRefusedError:
+            if not stat.S_ISSOCK(os.lstat(path).st_mode):
+                raise ConfigError(f"{path} exists and is not a socket: choose another agent.socket") from None
             os.unlink(path)
             return
         except OSError as error:

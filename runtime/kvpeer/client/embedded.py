@@ -1,8 +1,9 @@
 """An agent for engines that have none beside them: started by the first process of an engine that needs it, shared by
 all of them.
 
-Each engine has a folder of its own below the user's runtime folder, with the agent's socket, log, and a lock that
-lets exactly one process start the agent. The agent runs in a session of its own and is no descendant of the process
+Each engine has a folder of its own below the user's runtime folder, with the agent's socket, log, and a lock. Who has
+the lock starts the agent and leaves the lock to it, so there is one agent at a time however long it takes to start;
+everybody else waits for it. The agent runs in a session of its own and is no descendant of the process
 that started it, because engines kill all their descendants when they stop: it outlives them, with a warm pool for the
 next one, and ends by itself some time after its last client left.
 """
@@ -20,7 +21,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,7 +35,7 @@ AGENT_PACKAGES = ("cryptography", "prometheus_client", "uvloop", "yaml")
 """What the agent needs beyond the client, by import name."""
 
 POLL_S = 0.02
-"""How often a starting agent's socket, or the lock, is tried."""
+"""How often a starting agent's socket and its lock are tried."""
 
 LOG_TAIL_BYTES = 2000
 """How much of a failed agent's log goes into the error."""
@@ -68,9 +69,20 @@ def ensure_agent(settings: ClientSettings, deadline: float) -> str:
     path = str(folder / "agent.sock")
     if _is_served(path):
         return path
-    with _locked(folder / "agent.lock", deadline):
-        if not _is_served(path):
-            _start(settings, folder, path, deadline)
+    log_path = folder / "agent.log"
+    lock, agent = _private(str(folder / "agent.lock"), os.O_RDWR | os.O_CREAT), None
+    try:
+        while not _is_served(path):
+            if agent is None and _try_lock(lock):
+                agent = _start(settings, folder, path, lock)
+            elif agent is None:
+                time.sleep(POLL_S)
+            elif agent.has_ended(POLL_S):
+                raise ConfigError(f"the agent ended at its start; {log_path} says:\n{_tail(log_path)}")
+            if time.monotonic() >= deadline:
+                raise PeerUnavailableError(f"the agent is not ready yet; see {log_path}")
+    finally:
+        os.close(lock)  # the agent has it too
     return path
 
 
@@ -113,26 +125,21 @@ started_agents: list[DetachedAgent] = []
 """Agents that this process started, the latest last; those that ended leave when another one is started."""
 
 
-def _start(settings: ClientSettings, folder: Path, path: str, deadline: float) -> None:
+def _start(settings: ClientSettings, folder: Path, path: str, lock: int) -> DetachedAgent:
     command = list(settings.agent_command) or _default_command()
-    log_path = folder / "agent.log"
     environment = {**os.environ, **settings.agent_environment, "KVPEER_AGENT_SOCKET": path}
     package_root = str(Path(__file__).resolve().parents[2])
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (package_root, environment.get("PYTHONPATH", ""))))
     for ended in [agent for agent in started_agents if agent.has_ended()]:
         started_agents.remove(ended)
         ended.forget()
-    agent = _detached(command, environment, log_path)
+    agent = _detached(command, environment, folder / "agent.log", lock)
     started_agents.append(agent)
-    while not _is_served(path):
-        if agent.has_ended(POLL_S):
-            raise ConfigError(f"the agent ended at its start; {log_path} says:\n{_tail(log_path)}")
-        if time.monotonic() >= deadline:
-            raise PeerUnavailableError(f"the agent (process {agent.pid}) is not ready yet; see {log_path}")
+    return agent
 
 
-def _detached(command: list[str], environment: Mapping[str, str], log_path: Path) -> DetachedAgent:
-    """Starts a command that is no descendant of this process."""
+def _detached(command: list[str], environment: Mapping[str, str], log_path: Path, lock: int) -> DetachedAgent:
+    """Starts a command that is no descendant of this process, and that has the lock until it ends."""
     lifeline, held_by_agent = os.pipe()
     try:
         with open(log_path, "wb", opener=_private) as log:
@@ -142,7 +149,7 @@ def _detached(command: list[str], environment: Mapping[str, str], log_path: Path
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env=environment,
-                pass_fds=[held_by_agent],
+                pass_fds=[held_by_agent, lock],
                 timeout=DETACH_TIMEOUT_S,
                 check=True,
             )
@@ -178,22 +185,12 @@ def _is_served(path: str) -> bool:
     return True
 
 
-@contextlib.contextmanager
-def _locked(path: Path, deadline: float) -> Iterator[None]:
-    """Holds the lock file. Who waits for it is waiting for another process that starts the agent."""
-    fd = _private(str(path), os.O_RDWR | os.O_CREAT)
+def _try_lock(fd: int) -> bool:
     try:
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    raise PeerUnavailableError("another process is still starting the agent") from None
-                time.sleep(POLL_S)
-        yield
-    finally:
-        os.close(fd)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _private(path: str, flags: int) -> int:

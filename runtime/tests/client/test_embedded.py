@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import stat
+import subprocess
 import sys
 import tempfile
 import threading
@@ -19,7 +20,7 @@ from kvpeer.client.session import Session
 from kvpeer.client.settings import ClientSettings, Registration
 from kvpeer.model import ConfigError, PeerUnavailableError
 from processes.engine import Engine
-from processes.handles import FOLDER, eventually
+from processes.handles import FOLDER, RUNTIME, eventually
 
 
 @pytest.fixture
@@ -126,6 +127,39 @@ def test_an_agent_that_does_not_get_ready_is_not_waited_for_beyond_the_deadline(
     silent = (sys.executable, "-c", "import sys; sys.stdin.close(); import threading; threading.Event().wait(30)")
     with pytest.raises(PeerUnavailableError, match="not ready"):
         embedded.ensure_agent(ClientSettings(agent_command=silent), time.monotonic() + 0.2)
+
+
+_ATTEMPT = """
+import json, sys, time
+from kvpeer.client import embedded
+from kvpeer.client.settings import ClientSettings
+from kvpeer.model import PeerUnavailableError
+try:
+    embedded.ensure_agent(ClientSettings(engine="e", agent_command=("sleep", "60")), time.monotonic() + 0.1)
+except PeerUnavailableError:
+    print(len(embedded.started_agents))
+"""
+
+
+@pytest.mark.process
+def test_an_agent_that_is_slow_to_start_is_waited_for_and_not_started_again(runtime_dir: Path) -> None:
+    slow = ClientSettings(engine="e", agent_command=("sleep", "60"))
+    before = {agent.pid for agent in embedded.started_agents}
+    for _ in range(3):
+        with pytest.raises(PeerUnavailableError, match="not ready"):
+            embedded.ensure_agent(slow, time.monotonic() + 0.1)
+    assert len({agent.pid for agent in embedded.started_agents} - before) == 1
+    environment = {"PYTHONPATH": str(RUNTIME), "XDG_RUNTIME_DIR": str(runtime_dir)}
+    by_another_rank = subprocess.run(
+        [sys.executable, "-c", _ATTEMPT], env=environment, capture_output=True, text=True, timeout=30, check=True
+    )
+    assert by_another_rank.stdout.strip() == "0"
+    first = embedded.started_agents[-1]
+    os.kill(first.pid, signal.SIGKILL)
+    assert first.has_ended(10)
+    with pytest.raises(PeerUnavailableError, match="not ready"):
+        embedded.ensure_agent(slow, time.monotonic() + 0.1)
+    assert embedded.started_agents[-1].pid != first.pid, "now there is none"
 
 
 def test_missing_packages_are_named_with_the_fix(runtime_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
