@@ -132,6 +132,13 @@ class Loads:
                 return
         self._finish(load, 0, Outcome.REFUSED)
 
+    def fail(self, order: PageOrder) -> None:
+        """Takes in a load that cannot be started: it is collected as failed."""
+        load = _Load(order, None, start_by=0.0)
+        with self._lock:
+            self._running[order.request] = load
+        self._finish(load, 0, Outcome.REFUSED)
+
     def abort(self, request: str) -> None:
         """The request is over: its load stops at the next batch. It is still collected."""
         with self._lock:

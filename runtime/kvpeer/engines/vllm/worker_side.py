@@ -74,11 +74,21 @@ class WorkerSide:
 
     def load(self, orders: StepOrders) -> None:
         """Starts the step's loads. They begin after the work that the engine has queued so far, which may still use
-        the blocks."""
-        if orders.loads:
+        the blocks.
+
+        Raises what the device's fence raises; the loads are failed then, and collected as such.
+        """
+        if not orders.loads:
+            return
+        try:
             fence = self._fences.fence()
+        except Exception:
+            # Whatever it was, a load that is not reported hangs its request for ever.
             for order in orders.loads:
-                self._loads.start(order, fence)
+                self._loads.fail(order)
+            raise
+        for order in orders.loads:
+            self._loads.start(order, fence)
 
     def publish(self, orders: StepOrders) -> None:
         """After the step's forward pass: starts its publishes."""

@@ -83,8 +83,11 @@ class Fences:
     def __init__(self) -> None:
         self.n_marks = 0
         self.waited: list[object] = []
+        self.error: Exception | None = None
 
     def fence(self) -> object:
+        if self.error is not None:
+            raise self.error
         self.n_marks += 1
         return self.n_marks
 
@@ -218,6 +221,16 @@ def test_an_unexpected_error_is_a_failed_load_and_not_a_lost_one(rank: Rank) -> 
     rank.client.error = RuntimeError("a bug")
     assert rank.steps_until(received("r"), StepOrders(loads=[order("r", 4)])).failed_blocks == {100, 101, 102, 103}
     assert rank.counts("errors") == {"load": 1}
+
+
+def test_loads_that_could_not_be_started_are_failed_and_not_lost(rank: Rank) -> None:
+    rank.fences.error = RuntimeError("the device is in trouble")
+    orders = StepOrders(loads=[order("a", 2, first_block=100), order("b", 2, first_block=200)])
+    with pytest.raises(RuntimeError, match="in trouble"):
+        rank.side.load(orders)
+    assert rank.client.fetched == []
+    collected = rank.steps_until(lambda c: c.received == {"a", "b"})
+    assert collected.failed_blocks == {100, 101, 200, 201}
 
 
 def test_an_order_whose_pages_and_blocks_do_not_fit_is_reported_and_not_tried(rank: Rank) -> None:
