@@ -272,6 +272,11 @@ def _welcome(sock: socket.socket, fds: list[int]) -> ClientWelcome:
         raise RemoteProtocolError(
             f"the agent answered the hello with {type(answer).__name__} and {len(fds)} descriptors"
         )
+    if answer.verify not in tuple(Verify):
+        raise RemoteProtocolError(
+            f"the agent wants pages to be verified in way {answer.verify}, which this client does not know: "
+            "run the same release on both"
+        )
     return answer
 
 
