@@ -429,6 +429,22 @@ def test_an_unreachable_or_silent_seed_costs_the_dial_timeout_and_no_more(run_on
     run_on(main())
 
 
+@pytest.mark.parametrize("host", ["a" * 64, "..", "\0", "é" * 80], ids=["long label", "no label", "nul", "idna"])
+def test_an_agent_at_what_is_no_address_is_unavailable_like_any_other(run_on: Run, host: str) -> None:
+    """Its own word, by way of a rumour: whoever asks it must get the error that it waits for."""
+
+    async def main() -> None:
+        async with Node(1).start() as a:
+            a.links.know([AgentInfo(id_of(2), "odd", host, 1, 2)])
+            with pytest.raises(PeerUnavailableError):
+                await a.links.request(id_of(2), Ping(1, []), 5)
+            assert a.unreachables == [id_of(2)]
+            with pytest.raises(PeerUnavailableError):
+                await a.links.join(host, 1, 5)
+
+    run_on(main())
+
+
 def test_closing_says_goodbye_within_its_deadline_even_to_a_frozen_peer(run_on: Run) -> None:
     async def main() -> None:
         a = Node(1).start()

@@ -131,6 +131,8 @@ class Handshakes:
             raise PeerUnavailableError(f"{remote} failed the TLS handshake: {error}") from error
         except OSError as error:
             raise PeerUnavailableError(f"{remote}: {error.strerror or error}") from error
+        except (ValueError, OverflowError) as error:  # what no address can be, such as a label of 64 letters
+            raise PeerUnavailableError(f"{remote} is no address: {error}") from error
         _tune(transport.get_extra_info("socket"))
         return link
 

@@ -296,6 +296,8 @@ class PeerLinks:
             raise PeerUnavailableError(f"the name {host} was not resolved within {deadline_s:.3g} s") from None
         except OSError as error:
             raise PeerUnavailableError(f"the name {host} cannot be resolved: {error.strerror or error}") from error
+        except ValueError as error:
+            raise PeerUnavailableError(f"{host} is no name of a host: {error}") from error
         own = (self._info.host, self._info.control_port)
         addresses = sorted({str(entry[4][0]) for entry in found} - ({own[0]} if own[1] == port else set()))
         self._rng.shuffle(addresses)
