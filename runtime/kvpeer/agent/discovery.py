@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -22,6 +23,8 @@ __all__ = ["AddressFile", "list_addresses", "withdraw_address", "write_address"]
 ADDRESS_FILES_MAX = 256
 """Files that are read in one go; no host runs so many agents of one user."""
 
+_Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+
 _log = logging.getLogger(__name__)
 
 
@@ -31,8 +34,8 @@ class AddressFile(msgspec.Struct, frozen=True):
     agent_id: str
     name: str
     host: str
-    control_port: int
-    data_port: int
+    control_port: _Port
+    data_port: _Port
     pid: int
     start_ticks: int
 
@@ -78,7 +81,7 @@ def list_addresses(runtime_dir: Path, cluster: str, own_id: AgentId) -> list[Add
             address = msgspec.json.decode(path.read_bytes(), type=AddressFile)
         except FileNotFoundError:
             continue
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError, OSError) as error:  # whatever lies there hides no other agent
             _log.warning("%s is not an address file: %s", path, error)
             continue
         if _start_ticks(address.pid) != address.start_ticks:
@@ -98,9 +101,9 @@ def _folder(runtime_dir: Path, cluster: str) -> Path:
 def _start_ticks(pid: int) -> int | None:
     """When the process was started, in ticks since boot; None if there is none."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return None
     # The command, in parentheses, may contain anything; what follows its last parenthesis are the fields from the
     # third on.
-    return int(text.rpartition(")")[2].split()[19])
+    return int(stat.rpartition(b")")[2].split()[19])

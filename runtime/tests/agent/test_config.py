@@ -136,6 +136,7 @@ def test_an_unreadable_or_huge_file_is_refused(tmp_path: Path) -> None:
         ({"KVPEER_AGENT_HOST": "0.0.0.0"}, "agent.host is 0.0.0.0, which peers cannot reach"),
         ({"KVPEER_AGENT_HOST": "::"}, "which peers cannot reach"),
         ({"KVPEER_AGENT_HOST": "node1"}, "agent.host is 'node1', but must be a numeric address"),
+        ({"KVPEER_AGENT_CONTROL_PORT": "9" * 5000}, "KVPEER_AGENT_CONTROL_PORT is '999"),
         ({"KVPEER_AGENT_SEEDS": "node1"}, "agent.seeds: 'node1' has no port"),
         ({"KVPEER_AGENT_SEEDS": "http://a:1"}, "is not address:port"),
         ({"KVPEER_AGENT_SEEDS": "a:99999"}, "is not address:port"),

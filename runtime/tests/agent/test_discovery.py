@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from kvpeer.agent.discovery import AddressFile, list_addresses, withdraw_address, write_address
 from kvpeer.model import AgentId, ConfigError
@@ -48,8 +49,6 @@ def test_files_of_ended_processes_are_removed(folder: Path) -> None:
 
 
 def test_a_later_process_with_the_same_pid_is_not_taken_for_the_agent(folder: Path) -> None:
-    import msgspec
-
     path = write_address(folder, "blue", info(OTHER))
     address = msgspec.json.decode(path.read_bytes(), type=AddressFile)
     assert address.pid == os.getpid()
@@ -59,8 +58,29 @@ def test_a_later_process_with_the_same_pid_is_not_taken_for_the_agent(folder: Pa
 
 def test_a_file_that_is_no_address_is_passed_over(folder: Path) -> None:
     path = write_address(folder, "blue", info(OTHER))
+    address = path.read_bytes()
     path.with_name("junk.json").write_bytes(b"{]")
+    path.with_name("deep.json").write_bytes(address[:-1] + b',"later":' + b"[" * 100_000)
+    path.with_name("port.json").write_bytes(address.replace(b"7000", b"70000"))
+    path.with_name("folder.json").mkdir()
     assert len(list_addresses(folder, "blue", OWN)) == 1
+
+
+def test_the_name_of_a_process_may_be_no_text(folder: Path, tmp_path: Path) -> None:
+    """The agent ended, and its number belongs to any other program by now."""
+    program = tmp_path / os.fsdecode(b"name-\xff)")
+    program.symlink_to("/bin/cat")
+    with subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b".")
+        process.stdin.flush()
+        assert process.stdout.read(1) == b".", "it runs under its own name by now"
+        path = write_address(folder, "blue", info(OTHER))
+        address = msgspec.json.decode(path.read_bytes(), type=AddressFile)
+        path.write_bytes(msgspec.json.encode(msgspec.structs.replace(address, pid=process.pid)))
+        assert list_addresses(folder, "blue", OWN) == []
+        process.stdin.close()
 
 
 def test_a_folder_that_others_can_enter_is_refused(folder: Path) -> None:

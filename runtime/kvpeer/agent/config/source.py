@@ -32,6 +32,9 @@ this prefix too (the engine adapters do), so anything less similar is left alone
 _SERVICE_LINK = re.compile(r"_(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)$")
 _SERVICE_URL = re.compile(r"(tcp|udp|sctp)://")
 
+_WHOLE = re.compile(r"\d{1,19}")
+"""As long as any number in 64 bits."""
+
 _TRUTH = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 
@@ -124,7 +127,7 @@ def _plain(key: Key, text: str) -> Any:
         return [item.strip() for item in text.split(",") if item.strip()]
     if isinstance(key.type, inspect.BoolType):
         return _TRUTH.get(text.strip().lower(), text)
-    if isinstance(key.type, inspect.IntType) and not key.unit and text.strip().isdecimal():
+    if isinstance(key.type, inspect.IntType) and not key.unit and _WHOLE.fullmatch(text.strip()):
         return int(text)
     return text
 
