@@ -113,9 +113,7 @@ class Agent:
         self._server = self._build_server()
         rng = random.Random()  # noqa: S311 - schedules probes and backoffs, decides nothing that an attacker gains by
         self._links = self._build_links(security, rng)
-        self.info = AgentInfo(
-            self.agent_id, config.agent.name, config.agent.host, self._links.control_port, self._server.port
-        )
+        self.info = self._build_info()
         self._build_services(rng)
 
     # ---- building
@@ -148,6 +146,13 @@ class Agent:
         )
         agent = self.config.agent
         return PeerLinks(agent.host, agent.control_port, security, self._metrics, settings, rng)  # type: ignore[arg-type]
+
+    def _build_info(self) -> AgentInfo:
+        """What peers are told: where they reach this agent, which need not be where it listens."""
+        agent = self.config.agent
+        control_port = agent.advertise_control_port or self._links.control_port
+        data_port = agent.advertise_data_port or self._server.port
+        return AgentInfo(self.agent_id, agent.name, agent.advertise_host, control_port, data_port)
 
     def _build_services(self, rng: random.Random) -> None:
         config, clock = self.config, time.monotonic
@@ -252,11 +257,7 @@ class Agent:
         self._tasks.spawn("touches", self._touches.run())
         self._tasks.spawn("observer", observer.run())
         self._clients_changed(0)
-        _log.info(
-            "agent %s of cluster %s serves engines at %s, agents at %s:%d, pages at port %d",
-            self.agent_id.hex(), config.agent.cluster, config.agent.socket, self.info.host, self.info.control_port,
-            self.info.data_port,
-        )  # fmt: skip
+        self._log_addresses()
 
     async def stopped(self) -> None:
         """Returns when the agent is to end."""
@@ -284,6 +285,16 @@ class Agent:
         await self._closing.aclose()
         self._server.close()
         self._pool.close()
+
+    def _log_addresses(self) -> None:
+        agent, told = self.config.agent, self.info
+        here = (agent.host, self._links.control_port, self._server.port)
+        _log.info(
+            "agent %s of cluster %s serves engines at %s, agents at %s:%d, pages at port %d",
+            self.agent_id.hex(), agent.cluster, agent.socket, *here,
+        )  # fmt: skip
+        if (told.host, told.control_port, told.data_port) != here:
+            _log.info("peers are told %s:%d, pages at port %d", told.host, told.control_port, told.data_port)
 
     # ---- what the links tell (LinkEvents)
 

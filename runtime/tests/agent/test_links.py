@@ -412,6 +412,23 @@ def test_joining_by_name_gives_the_members_and_passes_over_the_own_address(run_o
     run_on(main())
 
 
+def test_an_agent_behind_another_address_passes_over_both_and_tells_that_one(run_on: Run) -> None:
+    """Its name as a seed (a headless service) leads to where it listens, and may lead to where others reach it."""
+
+    async def main() -> None:
+        async with Node(1) as a, Node(2).start() as b:
+            a.info = AgentInfo(a.agent_id, "behind", "127.0.0.9", 9, 9)
+            a.start()
+            for host, port in ((HOST, a.links.control_port), ("127.0.0.9", 9)):
+                with pytest.raises(PeerUnavailableError, match="only this agent"):
+                    await a.links.join(host, port, 5)
+            assert a.refused("self") == 0
+            welcome = await b.links.join(HOST, a.links.control_port, 5)
+            assert welcome.info == a.info
+
+    run_on(main())
+
+
 def test_an_unreachable_or_silent_seed_costs_the_dial_timeout_and_no_more(run_on: Run) -> None:
     async def main() -> None:
         async def silent(peer: RawPeer) -> None:

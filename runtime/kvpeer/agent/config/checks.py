@@ -55,13 +55,19 @@ def parse_secret(text: str, key: str) -> bytes:
 
 def _check_addresses(config: AgentConfig) -> None:
     agent, metrics = config.agent, config.metrics
-    address = _numeric(agent.host, "agent.host")
-    if address.is_unspecified or address.is_multicast:
-        raise ConfigError(
-            f"agent.host is {agent.host}, which peers cannot reach: name one address of this host (the pod's IP)"
-        )
+    for key, host in (("agent.host", agent.host), ("agent.advertise_host", agent.advertise_host)):
+        address = _numeric(host, key)
+        if address.is_unspecified or address.is_multicast:
+            raise ConfigError(
+                f"{key} is {host}, which peers cannot reach: name one address of this host (the pod's IP)"
+            )
     _numeric(metrics.host, "metrics.host")
     seeds_of(config)
+    if agent.advertise_control_port and agent.advertise_control_port == agent.advertise_data_port:
+        raise ConfigError(
+            f"agent.advertise_control_port and agent.advertise_data_port are both {agent.advertise_data_port}: give "
+            f"each its own port"
+        )
     ports: dict[int, str] = {}
     taken = [("agent.control_port", agent.control_port), ("agent.data_port", agent.data_port)]
     if metrics.enabled:

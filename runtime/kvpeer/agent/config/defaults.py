@@ -42,12 +42,14 @@ def complete(config: AgentConfig, env: Mapping[str, str]) -> AgentConfig:
     """
     agent = config.agent
     runtime_dir = agent.runtime_dir or str(user_folder(env))
+    host = agent.host or _default_host(seeds_of(config))
     agent = replace(
         agent,
         name=agent.name or socket.gethostname(),
         runtime_dir=runtime_dir,
         socket=agent.socket or str(Path(runtime_dir) / "agent.sock"),
-        host=agent.host or _default_host(seeds_of(config)),
+        host=host,
+        advertise_host=agent.advertise_host or host,
     )
     metrics = replace(config.metrics, host=config.metrics.host or agent.host)
     return replace(config, agent=agent, metrics=metrics)

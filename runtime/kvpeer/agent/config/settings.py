@@ -95,6 +95,19 @@ class AgentSettings(_Group, frozen=True, kw_only=True):
     ] = ""
     control_port: Annotated[int, _number(0, 65535, "Port of the control channel. 0: any free one.")] = 0
     data_port: Annotated[int, _number(0, 65535, "Port of the tcp data server. 0: any free one.")] = 0
+    advertise_host: Annotated[
+        str,
+        _text(
+            "Numeric address that peers are told, where it is not agent.host: behind address translation or a proxy. "
+            "Empty: agent.host."
+        ),
+    ] = ""
+    advertise_control_port: Annotated[
+        int, _number(0, 65535, "Port of the control channel that peers are told. 0: the one that is listened on.")
+    ] = 0
+    advertise_data_port: Annotated[
+        int, _number(0, 65535, "Port of the data server that peers are told. 0: the one that is listened on.")
+    ] = 0
     seeds: Annotated[
         tuple[str, ...],
         Meta(

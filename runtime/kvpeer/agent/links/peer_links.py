@@ -76,6 +76,7 @@ class PeerLinks:
         """Raises:
         ConfigError: the address or port cannot be had.
         """
+        self._host = host
         self._listener = Listener(host, control_port)
         self._security = security
         self._metrics = metrics
@@ -298,8 +299,8 @@ class PeerLinks:
             raise PeerUnavailableError(f"the name {host} cannot be resolved: {error.strerror or error}") from error
         except ValueError as error:
             raise PeerUnavailableError(f"{host} is no name of a host: {error}") from error
-        own = (self._info.host, self._info.control_port)
-        addresses = sorted({str(entry[4][0]) for entry in found} - ({own[0]} if own[1] == port else set()))
+        own = {(self._host, self.control_port), (self._info.host, self._info.control_port)}
+        addresses = sorted(address for address in {str(entry[4][0]) for entry in found} if (address, port) not in own)
         self._rng.shuffle(addresses)
         return addresses[:JOIN_ADDRESSES_MAX]
 
