@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from kvpeer import __version__
+from kvpeer.cli.chaos import add_command as add_chaos
 from kvpeer.model import ConfigError
 
 __all__ = ["main"]
@@ -49,6 +50,8 @@ def _parser() -> argparse.ArgumentParser:
     agent.add_argument("--print-config", action="store_true", help="print the settings in force and exit")
     agent.add_argument("--embedded", action="store_true", help="end some time after the last engine left")
     agent.set_defaults(run=_run_agent)
+
+    add_chaos(commands)
 
     version = commands.add_parser("version", help="print the version of kvpeer and of its wire protocol")
     version.set_defaults(run=_print_version)

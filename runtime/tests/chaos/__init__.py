@@ -1,0 +1,1 @@
+"""Tests of the fault injector itself; those of agents behind it are in processes/test_chaos.py."""
