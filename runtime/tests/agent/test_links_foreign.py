@@ -217,6 +217,23 @@ def test_a_stranger_is_logged_once_counted_each_time_and_holds_no_place(
     assert sum("no link with 127.0.0.1 (tls" in record.getMessage() for record in caplog.records) == 1
 
 
+@pytest.mark.parametrize("wait_s", [0.0, 5.0], ids=["leaves at once", "says nothing"])
+def test_a_handshake_that_fails_without_a_word_is_logged_with_a_reason(
+    run_on: Run, caplog: pytest.LogCaptureFixture, wait_s: float
+) -> None:
+    async def main() -> None:
+        async with Node(1, LinkSettings(hello_timeout_s=0.3)).start() as a:
+            silent = await RawPeer.dial(a.links.control_port, None)
+            if not wait_s:
+                silent.close()
+            await until(lambda: a.refused("tls") == 1)
+            silent.close()
+
+    run_on(main())
+    (logged,) = [record.getMessage() for record in caplog.records if "no link with" in record.getMessage()]
+    assert logged.rpartition("counted): ")[2].strip(), logged
+
+
 def test_links_beyond_the_inbound_limit_are_refused_and_a_free_place_is_used_again(run_on: Run) -> None:
     async def main() -> None:
         async with Node(1, LinkSettings(inbound_max=2)).start() as a:

@@ -29,4 +29,5 @@ class Refusals:
         if len(self._logged) >= REMEMBERED_MAX:
             self._logged.clear()
         self._logged.add((remote, reason))
-        _log.warning("no link with %s (%s; further ones are only counted): %s", remote, reason, detail)
+        said = str(detail) or type(detail).__name__  # errors of asyncio often say nothing
+        _log.warning("no link with %s (%s; further ones are only counted): %s", remote, reason, said)
