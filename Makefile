@@ -121,10 +121,14 @@ docs: $(LIB) ## regenerate the pages that are made from code (a test compares th
 
 # ---- use --------------------------------------------------------------------------------------------------------------
 
-.PHONY: demo clean
+.PHONY: demo bench clean
+bench: $(LIB) ## what kvpeer costs on this machine, beside references (2 to 3 minutes)
+	$(call SAY,benchmark)
+	@PYTHONPATH=runtime $(BIN)/python -m kvpeer.cli bench local --json $(BUILD)/bench.json
+
 demo: $(BUILD)/vllm-venv/.ready ## two real vLLM engines on this CPU share pages
 	$(call SAY,demo)
 	@$(ENGINE_VENV)/bin/python demo/run.py --out $(BUILD)/demo.json
 
 clean: ## remove all that was built
-	rm -rf $(BUILD) $(LIB)
+	rm -rf $(BUILD) $(LIB) runtime/kvpeer/bench/libkvpeer_bench.so

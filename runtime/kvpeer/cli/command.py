@@ -52,6 +52,13 @@ def _parser() -> argparse.ArgumentParser:
     agent.set_defaults(run=_run_agent)
 
     add_chaos(commands)
+    bench = commands.add_parser("bench", help="measure what kvpeer costs, beside references")
+    benchmarks = bench.add_subparsers(title="benchmarks", required=True, metavar="BENCHMARK")
+    local = benchmarks.add_parser("local", help="this machine: copies, loopback tcp, locate, the agent's process")
+    local.add_argument("--json", metavar="FILE", help="write the rows there as well (docs/benchmarks.md)")
+    local.add_argument("--quick", action="store_true", help="few rounds: shows that it works, measures little")
+    local.add_argument("--check", action="store_true", help="end with status 1 if a budget does not hold")
+    local.set_defaults(run=_bench_local)
 
     version = commands.add_parser("version", help="print the version of kvpeer and of its wire protocol")
     version.set_defaults(run=_print_version)
@@ -77,6 +84,12 @@ def _run_agent(options: argparse.Namespace) -> int:
     from kvpeer.agent.main import run
 
     return run(config, is_embedded=options.embedded)
+
+
+def _bench_local(options: argparse.Namespace) -> int:
+    from kvpeer.bench.command import bench_local
+
+    return bench_local(options.json, is_quick=options.quick, is_check=options.check)
 
 
 def _print_version(_: argparse.Namespace) -> int:
