@@ -17,7 +17,7 @@ from pathlib import Path
 
 from kvpeer.model import InternalError
 
-__all__ = ["AgentProcess", "Cluster", "cluster", "served_after_s", "wait_until"]
+__all__ = ["AgentProcess", "Cluster", "cluster", "own_environment", "served_after_s", "wait_until"]
 
 HOST = "127.0.0.1"
 COMMAND = (sys.executable, "-m", "kvpeer.cli", "agent")
@@ -98,9 +98,7 @@ class Cluster:
             "agent.socket": str(folder / "agent.sock"),
             **(settings or {}),
         }
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("KVPEER_")}
-        package_root = str(Path(__file__).resolve().parents[2])
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (package_root, environment.get("PYTHONPATH", ""))))
+        environment = own_environment()
         for key, value in chosen.items():
             environment["KVPEER_" + key.replace(".", "_").upper()] = value
         with open(folder / "agent.log", "wb") as log:
@@ -133,6 +131,16 @@ class Cluster:
         """Ends all agents."""
         for agent in list(self._running):
             self.end(agent)
+
+
+def own_environment() -> dict[str, str]:
+    """Returns an environment for processes of this package, without settings of agents. They may write bytecode: an
+    installed package has it, and compiling at every start is not what is measured."""
+    left_out = ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH")
+    kept = {
+        name: value for name, value in os.environ.items() if name not in left_out and not name.startswith("KVPEER_")
+    }
+    return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 @contextlib.contextmanager

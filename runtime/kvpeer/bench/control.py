@@ -24,6 +24,7 @@ from prometheus_client import CollectorRegistry
 from kvpeer.agent.config import load
 from kvpeer.agent.links import LinkEnd, LinkSettings, PeerLinks
 from kvpeer.agent.security import open_security
+from kvpeer.bench.agents import own_environment
 from kvpeer.metrics import build
 from kvpeer.model import AGENT_ID_BYTES, HOLDER_DTYPE, KEY_BYTES, AgentId, InternalError
 from kvpeer.wire.messages import AgentInfo, Holders, Lookup, PeerMessage
@@ -65,8 +66,7 @@ class End:
 def round_trips(folder: Path) -> Iterator[Callable[[Lookup, int], float]]:
     """A function that returns the median of so many round trips of a Lookup, in microseconds; one after another."""
     command = [sys.executable, "-m", "kvpeer.bench.control", str(folder)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    far = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)  # noqa: S603
+    far = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=own_environment())  # noqa: S603
     loop = uvloop.new_event_loop()
     try:
         assert far.stdout is not None  # noqa: S101 - a pipe was asked for

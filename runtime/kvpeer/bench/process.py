@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from kvpeer.bench.agents import AgentProcess, cluster, served_after_s
+from kvpeer.bench.agents import AgentProcess, cluster, own_environment, served_after_s
 from kvpeer.bench.rounds import Comparison, Experiment
 
 __all__ = ["idling", "starting"]
@@ -38,7 +38,7 @@ def starting() -> Iterator[Experiment]:
 
         def import_only() -> float:
             launched_at = time.perf_counter()
-            subprocess.run(IMPORT, check=True, timeout=IMPORT_S_MAX)  # noqa: S603 - our own command line
+            subprocess.run(IMPORT, check=True, timeout=IMPORT_S_MAX, env=own_environment())  # noqa: S603 - our own command line
             return time.perf_counter() - launched_at
 
         yield Experiment(
