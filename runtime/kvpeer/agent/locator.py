@@ -102,7 +102,8 @@ class PeerLocator:
                 for task in done:
                     ask, _ = waiting.pop(task)
                     asks = asks + self._take(plan, ask, task)
-                asks = asks + plan.tick(self._clock())
+                if not plan.done:
+                    asks = asks + plan.tick(self._clock())
         finally:
             now = self._clock()
             for task, (ask, asked_at) in waiting.items():

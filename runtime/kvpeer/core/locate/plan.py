@@ -125,7 +125,7 @@ class LocatePlan:
 
     @property
     def done(self) -> bool:
-        return not self._is_open.any()
+        return not np.count_nonzero(self._is_open)  # several times as fast as any() on so few bytes
 
     @property
     def next_wakeup(self) -> float:
@@ -228,14 +228,16 @@ class LocatePlan:
             return []
         owners = self._candidates.next_of(indices, self._n_tried[indices])
         is_without = owners < 0
-        if is_without.any():
+        if np.count_nonzero(is_without):
             without = indices[is_without]
             self._is_open[without[self._n_outstanding[without] == 0]] = False
             indices, owners = indices[~is_without], owners[~is_without]
-        by_owner = owners.argsort(kind="stable")
-        sorted_indices: Indices = indices[by_owner].astype(np.uint32)
-        owners = owners[by_owner]
-        bounds = [0, *(np.flatnonzero(owners[1:] != owners[:-1]) + 1).tolist(), len(owners)]
+        bounds = [0, len(owners)]
+        sorted_indices: Indices = indices.astype(np.uint32)
+        if np.count_nonzero(owners != owners[:1]):  # else one owner has them all, as with most short prompts
+            by_owner = owners.argsort(kind="stable")
+            sorted_indices, owners = sorted_indices[by_owner], owners[by_owner]
+            bounds[1:1] = (np.flatnonzero(owners[1:] != owners[:-1]) + 1).tolist()
         asks: list[Ask] = []
         for first, stop in pairwise(bounds):
             for start in range(first, stop, LOOKUP_KEYS_MAX):
