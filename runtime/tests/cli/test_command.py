@@ -57,8 +57,13 @@ def test_a_configuration_fault_is_one_line_and_status_2(arguments: list[str], en
 
 
 @pytest.mark.parametrize("package", ["msgspec", "yaml", "cryptography", "prometheus_client"])
-def test_a_missing_extra_is_named_with_the_command_that_installs_it(package: str) -> None:
-    done = kvpeer("agent", code=f"import sys; sys.modules[{package!r}] = None", env={"KVPEER_AGENT_LOG_LEVEL": "error"})
+def test_a_missing_extra_is_named_with_the_command_that_installs_it(package: str, tmp_path: Path) -> None:
+    file = tmp_path / "agent.yaml"
+    file.write_text("pool:\n  size: 2Gi\n")
+    arguments = ("agent", "--config", str(file))
+    done = kvpeer(
+        *arguments, code=f"import sys; sys.modules[{package!r}] = None", env={"KVPEER_AGENT_LOG_LEVEL": "error"}
+    )
     assert done.returncode == 2
     assert done.stderr == f"kvpeer: the package {package} is missing: run pip install 'kvpeer[agent]'\n"
 

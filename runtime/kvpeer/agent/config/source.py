@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-import yaml
 from msgspec import inspect
 
 from kvpeer.agent.config.checks import check
@@ -81,6 +80,8 @@ def _from_file(file: str | os.PathLike[str]) -> dict[Key, Any]:
 
 
 def _read_yaml(file: str | os.PathLike[str]) -> dict[Any, Any]:
+    import yaml  # a tenth of an agent's start, which those that are set by environment variables need not pay
+
     path = os.fspath(file)
     try:
         with open(file, "rb") as stream:
