@@ -22,7 +22,7 @@ PAGE_BYTES = (128 << 10, 1 << 20)
 
 THREADS_MAX = 4
 
-N_ROUNDS = 21
+N_ROUNDS = 15
 """Odd, so that a median is a measured number; enough for quartiles that mean something."""
 
 N_ROUNDS_QUICK = 3
@@ -52,7 +52,7 @@ def _cases() -> Iterator[Case]:
         yield Case(f"fetch by shared memory, {size}", lambda n=page_bytes: shared_memory(n, THREADS_MAX))  # type: ignore[misc]
         yield Case(f"fetch by tcp, {size}", lambda n=page_bytes: tcp(n, THREADS_MAX))  # type: ignore[misc]
     yield Case("locate, three agents", locating)
-    yield Case("start of an agent", starting, 15)
+    yield Case("start of an agent", starting)
     yield Case("an idle agent", lambda: idling(2.0), 5, 1)
 
 
@@ -60,7 +60,7 @@ CASES = tuple(_cases())
 
 
 def run(say: Progress, *, is_quick: bool = False) -> list[Row]:
-    """Returns the rows of all cases, one after another; about two minutes, or half a minute when quick. `say` is told
+    """Returns the rows of all cases, one after another; two to three minutes, or half of one when quick. `say` is told
     what is going on. Needs 1 GiB of memory.
 
     Raises:
