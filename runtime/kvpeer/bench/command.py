@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
 from kvpeer import __version__
 from kvpeer.bench.local import run
 from kvpeer.bench.report import summary, table
-from kvpeer.bench.rows import encode_rows
+from kvpeer.bench.rows import Row, encode_rows
 from kvpeer.model import ConfigError
 from kvpeer.native import build_info
 
-__all__ = ["bench_local"]
+__all__ = ["bench_local", "exit_status"]
 
 EXIT_OVER_BUDGET = 1
 
@@ -32,6 +33,11 @@ def bench_local(json_path: str | None, *, is_quick: bool, is_check: bool) -> int
     sys.stdout.write(f"\n{_machine()}\n\n{table(rows)}\n{summary(rows)}\n")
     if json_path is not None:
         Path(json_path).write_bytes(encode_rows(rows))
+    return exit_status(rows, is_check=is_check)
+
+
+def exit_status(rows: Sequence[Row], *, is_check: bool) -> int:
+    """Returns 0 when all was measured, whatever holds; with is_check EXIT_OVER_BUDGET if a budget does not hold."""
     return EXIT_OVER_BUDGET if is_check and any(row.holds is False for row in rows) else 0
 
 

@@ -6,6 +6,7 @@ import json
 
 import pytest
 from kvpeer.bench import Budget, Row, decode_rows, encode_rows
+from kvpeer.bench.command import exit_status
 from kvpeer.bench.report import summary, table
 from kvpeer.model import ConfigError
 
@@ -116,3 +117,10 @@ def test_the_summary_names_what_does_not_hold():
     rows = [row(), row(holds=False, name="publish.copy", threads=1), row(budget=None, holds=None)]
     assert summary(rows) == "1 of 2 budgets hold; not: publish.copy 1 MiB 1 thread"
     assert summary(rows[:1]) == "1 of 1 budgets hold"
+
+
+@pytest.mark.parametrize(
+    ("holds", "is_check", "status"), [(False, True, 1), (False, False, 0), (True, True, 0), (None, True, 0)]
+)
+def test_a_broken_budget_is_a_status_only_for_those_who_ask(holds, is_check, status):
+    assert exit_status([row(), row(holds=holds)], is_check=is_check) == status
