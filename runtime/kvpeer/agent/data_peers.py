@@ -15,10 +15,11 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from kvpeer.agent.config import TransportSettings
 from kvpeer.agent.directory import PeerRequests
+from kvpeer.core.reasons import UnaskedReason
 from kvpeer.core.view import ClusterView
-from kvpeer.model import AgentId, CapacityError, PeerUnavailableError, RemoteProtocolError, Verify
+from kvpeer.model import AgentId, CapacityError, Outcome, PeerUnavailableError, RemoteProtocolError, Verify
 from kvpeer.native import CAPABILITY_BYTES, DataServer, monotonic_ns
-from kvpeer.transport import FetchBatch, FetchResult, Producer, TcpPeer
+from kvpeer.transport import FetchBatch, FetchResult, NotAskedError, Producer, TcpPeer
 from kvpeer.wire.messages import AgentInfo, DataAdmission, OpenData, PeerMessage
 
 __all__ = ["DataAdmissions", "DataPeers"]
@@ -75,7 +76,11 @@ class DataPeers:
         nothing writes to the destinations. Thread-safe; raises nothing but programming errors."""
         deadline_ns = round(deadline * 1e9)
         peer = self._peer(producer)
-        return FetchResult.unavailable(len(batch)) if peer is None else peer.fetch(batch, deadline_ns)
+        if peer is None:
+            result = FetchResult.unavailable(len(batch))
+            result.end(0, Outcome.MISS, PeerUnavailableError(f"agent {producer.hex()} is not a member any more"))
+            return result
+        return peer.fetch(batch, deadline_ns)
 
     def forget(self, producer: AgentId) -> None:
         """The producer ended: its connections are closed, fetches under way end."""
@@ -113,7 +118,7 @@ class DataPeers:
         """Asks the producer for a capability, from a fetch thread."""
         timeout_s = (deadline_ns - monotonic_ns()) / 1e9
         if timeout_s <= 0:
-            raise PeerUnavailableError("no time left to open a data connection")
+            raise NotAskedError(UnaskedReason.LATE, "no time left to open a data connection")
         asked = asyncio.run_coroutine_threadsafe(self._links.request(producer, OpenData(1), timeout_s), self._loop)
         try:
             answer = asked.result(timeout_s)

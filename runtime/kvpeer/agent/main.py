@@ -25,6 +25,7 @@ from kvpeer.agent.config import HUGEPAGE_BYTES, AgentConfig, seeds_of
 from kvpeer.agent.data_peers import DataAdmissions, DataPeers
 from kvpeer.agent.directory import DirectoryService
 from kvpeer.agent.discovery import list_addresses, withdraw_address, write_address
+from kvpeer.agent.fetch_threads import FetchThreads
 from kvpeer.agent.http import HttpEndpoint
 from kvpeer.agent.links import LinkEnd, LinkSettings, PeerLinks
 from kvpeer.agent.locator import PeerLocator
@@ -186,7 +187,10 @@ class Agent:
             self._pool_service, self._locator, self._directory, self._view, negative, self._fetches, self._peers,
             self._touches, self._metrics, clock,
         )  # fmt: skip
-        self._puller = PeerPuller(services, config.transport.fetch_threads)
+        threads = FetchThreads(
+            self._peers.fetch, config.transport.fetch_threads, config.transport.connections_per_peer, clock
+        )
+        self._puller = PeerPuller(services, threads)
         self._clients = ClientServer(
             config.agent.socket,
             self.agent_id,

@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,6 +18,7 @@ from numpy.typing import NDArray
 from kvpeer.agent.cohorts import Cohort
 from kvpeer.agent.data_peers import DataPeers
 from kvpeer.agent.directory import DirectoryService
+from kvpeer.agent.fetch_threads import FETCH_S_MIN, FetchThreads
 from kvpeer.agent.locator import PeerLocator
 from kvpeer.agent.pool import PoolService
 from kvpeer.agent.touches import Touches
@@ -27,13 +26,14 @@ from kvpeer.core.breaker import Breakers
 from kvpeer.core.chain import ChainSlice, take_keys
 from kvpeer.core.located import LocatedPages
 from kvpeer.core.negative import NegativeCache
+from kvpeer.core.reasons import UnaskedReason
 from kvpeer.core.slot_effects import Reservation, ReserveStatus
 from kvpeer.core.sources import Holding, Source, choose_sources
 from kvpeer.core.view import ClusterView
 from kvpeer.metrics import Metrics
 from kvpeer.model import KEY_BYTES, AgentId, Outcome
 from kvpeer.native import PART_DTYPE
-from kvpeer.transport import FetchBatch
+from kvpeer.transport import FetchBatch, FetchResult, NotAskedError
 from kvpeer.wire.messages import StaleReport
 from kvpeer.wire.packing import U2, U4, pack
 
@@ -45,9 +45,6 @@ needs."""
 
 FETCH_MARGIN_S = 0.002
 """The native deadline is this much earlier than the request's: to commit and to answer."""
-
-FETCH_S_MIN = 0.001
-"""Less time than this left, and nothing is posted any more."""
 
 FIRST_SHARE = 0.5
 """Of the time that is left, for sources that others could replace: a silent one must leave them a chance. What arrived
@@ -84,13 +81,15 @@ class _Pull:
 
 
 class PeerPuller:
-    """See `peering.Puller`. `threads`: fetches that run at the same time."""
+    """See `peering.Puller`."""
 
-    def __init__(self, services: Services, threads: int) -> None:
+    def __init__(self, services: Services, threads: FetchThreads) -> None:
         self._s = services
-        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="kvpeer-fetch")
+        self._threads = threads
         self._under_way: dict[bytes, tuple[_Pull, int]] = {}
-        self._in_flight: Counter[AgentId] = Counter()
+        self._asked = services.metrics.counter("kvpeer_transport_asked_pages_total")
+        self._unasked = services.metrics.counter("kvpeer_transport_unasked_pages_total")
+        self._pulled_bytes = services.metrics.counter("kvpeer_transport_pulled_bytes_total")
 
     async def pull(
         self, cohort: Cohort, chain: ChainSlice, indices: NDArray[np.int64], request: str, deadline: float
@@ -112,7 +111,7 @@ class PeerPuller:
 
     def close(self) -> None:
         """Waits for fetches that run; they end by their deadlines. Blocks."""
-        self._executor.shutdown()
+        self._threads.close()
 
     # ---- one pull
 
@@ -153,10 +152,17 @@ class PeerPuller:
         for n in range(ROUNDS_MAX):
             places = np.flatnonzero(pull.outcomes != Outcome.HIT)
             left_s = deadline - self._s.clock()
-            if not len(places) or left_s < FETCH_S_MIN:
+            if not len(places):
+                return
+            if left_s < FETCH_S_MIN:
+                if n == 0:
+                    pull.outcomes[places] = Outcome.TIMEOUT
+                    self._not_asked(UnaskedReason.LATE, len(places))
                 return
             holding = self._holding(located, positions[places], take_keys(packed, places), pull.failed)
             sources = choose_sources(holding, request)
+            if n == 0:
+                self._not_asked(UnaskedReason.NO_SOURCE, len(places) - sum(len(each.indices) for each in sources))
             if not sources:
                 return
             is_last = n + 1 == ROUNDS_MAX or not holding.has_alternatives
@@ -175,7 +181,7 @@ class PeerPuller:
         def is_usable(agent: AgentId) -> bool:
             return agent in candidates and self._s.fetches.is_usable(agent, now)
 
-        return located.holding(positions, keys, is_usable, self._s.negative, self._in_flight, now)
+        return located.holding(positions, keys, is_usable, self._s.negative, self._threads.in_flight, now)
 
     # ---- one source
 
@@ -192,30 +198,37 @@ class PeerPuller:
         """Pulls the pages of one source; `source.indices` index `places`, which index the pull."""
         wanted = places[source.indices]
         fits = source.holders["length"] == cohort.shape.page_bytes
-        pull.outcomes[wanted[~fits]] = Outcome.STALE
+        if not fits.all():
+            pull.outcomes[wanted[~fits]] = Outcome.STALE
+            self._not_asked(UnaskedReason.OTHER_SIZE, int((~fits).sum()))
         wanted, holders = wanted[fits], source.holders[fits]
         if not len(wanted):
             return
         if not self._s.fetches.admit(source.producer, self._s.clock()):
+            self._not_asked(UnaskedReason.BREAKER_OPEN, len(wanted))
             return
         reservation = await self._s.pool.reserve_for_pull(cohort, chain, indices[wanted], deadline)
-        pull.outcomes[wanted[reservation.statuses == ReserveStatus.PRESENT]] = Outcome.HIT
-        pull.outcomes[wanted[reservation.statuses == ReserveStatus.NO_ROOM]] = Outcome.REFUSED
-        given = np.flatnonzero(reservation.statuses == ReserveStatus.WRITE)
-        if len(given):
-            keys = b"".join(pull.keys[place] for place in wanted[given].tolist())
-            pull.outcomes[wanted[given]], is_answered = await self._fetch(
-                source.producer,
-                keys,
-                chain.partitions()[indices[wanted[given]]],
-                holders[given],
-                reservation,
-                given,
-                cohort,
-                deadline,
-            )
-            if not is_answered:
-                pull.failed.add(source.producer)
+        statuses = reservation.statuses
+        pull.outcomes[wanted[statuses == ReserveStatus.PRESENT]] = Outcome.HIT
+        pull.outcomes[wanted[statuses == ReserveStatus.NO_ROOM]] = Outcome.REFUSED
+        self._not_asked(UnaskedReason.NO_ROOM, int((statuses == ReserveStatus.NO_ROOM).sum()))
+        self._not_asked(UnaskedReason.WRITING, int((statuses == ReserveStatus.BUSY).sum()))
+        given = np.flatnonzero(statuses == ReserveStatus.WRITE)
+        if not len(given):
+            self._s.fetches.not_sent(source.producer)
+            return
+        pull.outcomes[wanted[given]], is_answered = await self._fetch(
+            source.producer,
+            b"".join(pull.keys[place] for place in wanted[given].tolist()),
+            chain.partitions()[indices[wanted[given]]],
+            holders[given],
+            reservation,
+            given,
+            cohort,
+            deadline,
+        )
+        if not is_answered:
+            pull.failed.add(source.producer)
 
     async def _fetch(
         self,
@@ -228,35 +241,50 @@ class PeerPuller:
         cohort: Cohort,
         deadline: float,
     ) -> tuple[NDArray[np.uint8], bool]:
-        """The outcomes, and whether the producer answered for all pages."""
+        """The outcomes, and whether the producer answered for all pages. Settles the reservation."""
         slots, generations = reservation.slots[given], reservation.generations[given]
-        batch = FetchBatch(
-            slots=np.ascontiguousarray(holders["slot"]),
-            generations=np.ascontiguousarray(holders["generation"]),
-            keys=keys,
-            lengths=np.ascontiguousarray(holders["length"]),
-            destinations=reservation.offsets[given] + np.uint64(self._s.pool.native.payload_address),
-        )
-        self._in_flight[producer] += 1
         try:
-            loop = asyncio.get_running_loop()
-            fetched = await loop.run_in_executor(
-                self._executor, self._s.peers.fetch, producer, batch, deadline - FETCH_MARGIN_S
+            batch = FetchBatch(
+                slots=np.ascontiguousarray(holders["slot"]),
+                generations=np.ascontiguousarray(holders["generation"]),
+                keys=keys,
+                lengths=np.ascontiguousarray(holders["length"]),
+                destinations=reservation.offsets[given] + np.uint64(self._s.pool.native.payload_address),
             )
-        finally:
-            self._in_flight[producer] -= 1
-            if not self._in_flight[producer]:
-                del self._in_flight[producer]
+            fetched = await self._threads.fetch(producer, batch, deadline - FETCH_MARGIN_S)
+        except Exception:
+            # No thread writes any more. (One may where this is cancelled instead: then the slots stay as they are.)
+            self._s.fetches.not_sent(producer)
+            self._s.pool.fail_pull(slots, generations)
+            raise
         outcomes = fetched.outcomes
         outcomes[(outcomes == Outcome.HIT) & (fetched.n_parts != cohort.shape.n_parts)] = Outcome.STALE
         hit = outcomes == Outcome.HIT
         self._settle(slots, generations, hit, fetched.parts[:, : cohort.shape.n_parts], outcomes)
-        if fetched.error is None:
-            self._s.fetches.succeeded(producer)
-        else:
-            self._s.fetches.failed(producer, self._s.clock())
-        self._account(producer, keys, partitions, holders, outcomes, cohort.shape.page_bytes)
+        self._judge(producer, fetched)
+        n_asked = fetched.n_asked
+        self._account(
+            producer,
+            keys[: n_asked * KEY_BYTES],
+            partitions[:n_asked],
+            holders[:n_asked],
+            outcomes[:n_asked],
+            cohort.shape.page_bytes,
+        )
         return outcomes, fetched.error is None
+
+    def _judge(self, producer: AgentId, fetched: FetchResult) -> None:
+        """Tells the producer's breaker what the fetch says about it: nothing, where the fault is on this side."""
+        if isinstance(fetched.error, NotAskedError):
+            self._not_asked(fetched.error.reason, len(fetched.outcomes) - fetched.n_asked)
+            if not fetched.n_asked:
+                self._s.fetches.not_sent(producer)
+                return
+        elif fetched.error is not None:
+            if self._s.view.info(producer) is not None:  # an agent that ended has no breaker any more
+                self._s.fetches.failed(producer, self._s.clock())
+            return
+        self._s.fetches.succeeded(producer)
 
     def _settle(
         self,
@@ -289,11 +317,10 @@ class PeerPuller:
         if corrupt.any():
             _log.error("%d pages of producer %s have wrong bytes", int(corrupt.sum()), producer.hex())
         self._s.touches.add(producer, holders["slot"][hit], holders["generation"][hit])
-        fetched = self._s.metrics.counter("kvpeer_fetch_pages_total")
+        transport = self._s.peers.transport
         for outcome, n in zip(Outcome, np.bincount(outcomes, minlength=len(Outcome)), strict=True):
-            fetched.labels(outcome=outcome.name.lower(), transport=self._s.peers.transport).inc(int(n))
-        pulled = self._s.metrics.counter("kvpeer_transport_pulled_bytes_total")
-        pulled.labels(transport=self._s.peers.transport).inc(int(hit.sum()) * page_bytes)
+            self._asked.labels(outcome=outcome.name.lower(), transport=transport).inc(int(n))
+        self._pulled_bytes.labels(transport=transport).inc(int(hit.sum()) * page_bytes)
         bad = np.flatnonzero((outcomes == Outcome.STALE) | corrupt | (outcomes == Outcome.REFUSED))
         if len(bad):
             bad_holders = holders[bad].copy()
@@ -302,6 +329,10 @@ class PeerPuller:
         stale = np.flatnonzero(outcomes == Outcome.STALE)
         if len(stale):
             self._report_stale(producer, take_keys(keys, stale), partitions[stale], holders[stale])
+
+    def _not_asked(self, reason: UnaskedReason, n_pages: int) -> None:
+        if n_pages:
+            self._unasked.labels(reason=reason.value).inc(n_pages)
 
     def _report_stale(
         self, producer: AgentId, keys: bytes, partitions: NDArray[np.uint16], holders: NDArray[np.void]

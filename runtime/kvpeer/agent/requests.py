@@ -82,6 +82,7 @@ class ClientRequests:
         self._locate_seconds = metrics.histogram("kvpeer_locate_seconds")
         self._fetched = metrics.counter("kvpeer_fetch_pages_total")
         self._fetch_seconds = metrics.histogram("kvpeer_fetch_seconds")
+        self._failures = metrics.counter("kvpeer_agent_task_failures_total")
         self._pulls: set[asyncio.Task[NDArray[np.uint8]]] = set()
 
     async def answer(self, client: Client, message: ClientMessage, deadline: float) -> ClientMessage:
@@ -146,7 +147,6 @@ class ClientRequests:
         found = self._pool.pin(client.number, chain.keys)
         outcomes = np.where(found.resident, Outcome.HIT, Outcome.MISS).astype(np.uint8)
         missing = np.flatnonzero(~found.resident)
-        self._fetched.labels(outcome="hit", transport="shm").inc(len(outcomes) - len(missing))
         if len(missing):
             outcomes[missing] = await self._pull(client, chain, missing, message.request, deadline)
             first_pin = found.pin
@@ -155,6 +155,7 @@ class ClientRequests:
             self._pool.release(client.number, first_pin)
             outcomes[(outcomes == Outcome.HIT) & ~found.resident] = Outcome.MISS
             outcomes[found.resident] = Outcome.HIT
+        self._count_fetched(outcomes, missing)
         self._fetch_seconds.observe(self._clock() - began_at)
         return Fetched(
             pack(outcomes, U1),
@@ -164,6 +165,12 @@ class ClientRequests:
             found.pin,
             int(self._pool.pin_ttl_s * 1000),
         )
+
+    def _count_fetched(self, outcomes: NDArray[np.uint8], pulled: NDArray[np.int64]) -> None:
+        """Each page once, by what the engine got; `pulled`: which were not in the own pool."""
+        self._fetched.labels(outcome="hit", transport="shm").inc(len(outcomes) - len(pulled))
+        for outcome, n in zip(Outcome, np.bincount(outcomes[pulled], minlength=len(Outcome)), strict=True):
+            self._fetched.labels(outcome=outcome.name.lower(), transport="tcp").inc(int(n))
 
     async def _pull(
         self, client: Client, chain: ChainSlice, missing: NDArray[np.int64], request: str, deadline: float
@@ -181,6 +188,7 @@ class ClientRequests:
     def _pulled(self, pull: asyncio.Future[NDArray[np.uint8]]) -> None:
         self._pulls.discard(pull)
         if not pull.cancelled() and pull.exception() is not None:
+            self._failures.labels(task="pull").inc()
             _log.error("a pull failed", exc_info=pull.exception())
 
     async def _reserve(self, client: Client, message: Reserve, deadline: float) -> Reserved:

@@ -90,13 +90,20 @@ class Breakers:
         return now >= failing.open_until and (failing.try_until is None or now >= failing.try_until)
 
     def admit(self, peer: AgentId, now: float) -> bool:
-        """Whether to send a request now. True while half-open takes the one try: report its outcome."""
+        """Whether to send a request now. True while half-open takes the one try: report its outcome, or that it was
+        not sent."""
         if not self.is_usable(peer, now):
             return False
         failing = self._failing.get(peer)
         if failing is not None and failing.open_until is not None:
             failing.try_until = now + self._settings.try_timeout_s
         return True
+
+    def not_sent(self, peer: AgentId) -> None:
+        """A request that was admitted was not sent after all: what it took of the breaker is given back."""
+        failing = self._failing.get(peer)
+        if failing is not None:
+            failing.try_until = None
 
     def succeeded(self, peer: AgentId) -> None:
         """Closes the breaker."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-__all__ = ["DecisionReason", "MissReason"]
+__all__ = ["DecisionReason", "MissReason", "UnaskedReason"]
 
 
 class MissReason(str, Enum):
@@ -28,6 +28,25 @@ class MissReason(str, Enum):
     """The ring names no owner for the partition."""
     NO_MEMBERS = "no_members"
     """There is no other agent to ask."""
+
+
+class UnaskedReason(str, Enum):
+    """Why no producer was asked for a page that was to be pulled."""
+
+    NO_SOURCE = "no_source"
+    """Nobody is known to hold it who is alive and not avoided."""
+    BREAKER_OPEN = "breaker_open"
+    """Its producer failed repeatedly, and somebody else is just trying it."""
+    OTHER_SIZE = "other_size"
+    """What its holder has under this key is of another size than the namespace's pages."""
+    NO_ROOM = "no_room"
+    """The own pool has no slot for it."""
+    WRITING = "writing"
+    """An engine of this pod is just writing it itself."""
+    BUSY = "busy"
+    """As many fetches from its producer as may run at a time ran until the deadline."""
+    LATE = "late"
+    """No thread was free before the deadline, or locating took all the time."""
 
 
 class DecisionReason(str, Enum):

@@ -47,6 +47,7 @@ class Metric:
 
 _OUTCOMES = tuple(outcome.name.lower() for outcome in Outcome)
 _TRANSPORTS = ("shm", "tcp")
+_UNASKED_REASONS = ("no_source", "breaker_open", "other_size", "no_room", "writing", "busy", "late")
 _PEER_REFUSALS = ("tls", "version", "protocol", "hello_timeout", "cluster", "identity", "self", "limit", "refused_us")
 
 
@@ -86,9 +87,15 @@ METRICS: tuple[Metric, ...] = (
              "What part of prompts is at peers?", outcome=("local", "peer", "miss")),
     _counter("kvpeer_locate_misses_total", "", "Missing pages by reason.", "Why is the hit rate low?", reason=OPEN),
     _seconds("kvpeer_locate_seconds", "Duration of a locate.", "Does asking delay requests?"),
-    _counter("kvpeer_fetch_pages_total", "", "Pages that engines fetched: shm, found in the own pool; tcp, pulled.",
+    _counter("kvpeer_fetch_pages_total", "",
+             "Pages that engines fetched, by what they got: shm, from the own pool; tcp, not there, so to be pulled.",
              "Do fetches deliver, and how?", outcome=_OUTCOMES, transport=_TRANSPORTS),
     _seconds("kvpeer_fetch_seconds", "Duration of a fetch of one batch.", "Do fetches delay requests?"),
+    _counter("kvpeer_transport_asked_pages_total", "",
+             "Pages that producers were asked for, by what came of it; a page may be asked for twice.",
+             "Do producers deliver?", outcome=_OUTCOMES, transport=_TRANSPORTS),
+    _counter("kvpeer_transport_unasked_pages_total", "", "Pages to be pulled that no producer was asked for.",
+             "Does this agent itself hold up pulls?", reason=_UNASKED_REASONS),
     _counter("kvpeer_transport_pulled_bytes_total", "bytes", "Page bytes read from peers.", "How much is pulled?",
              transport=_TRANSPORTS),
     _counter("kvpeer_transport_served_bytes_total", "bytes", "Page bytes sent to peers.", "How much is served?",

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from kvpeer.transport.base import CHUNK_BYTES_MAX, FetchBatch, FetchResult, Transport
+from kvpeer.transport.base import CHUNK_BYTES_MAX, FetchBatch, FetchResult, NotAskedError, Transport
 from kvpeer.transport.connections import CapabilitySource, Producer
 from kvpeer.transport.shm import ShmTransport
 from kvpeer.transport.tcp import TcpPeer
@@ -15,6 +15,7 @@ __all__ = [
     "CapabilitySource",
     "FetchBatch",
     "FetchResult",
+    "NotAskedError",
     "Producer",
     "ShmTransport",
     "TcpPeer",

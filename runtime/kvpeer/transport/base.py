@@ -13,14 +13,25 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from kvpeer.core.reasons import UnaskedReason
 from kvpeer.model import KEY_BYTES, PARTS_MAX, KvPeerError, LocalProtocolError, Outcome
 from kvpeer.native import PART_DTYPE, FetchedPages, Keys
 
-__all__ = ["CHUNK_BYTES_MAX", "FetchBatch", "FetchResult", "Transport"]
+__all__ = ["CHUNK_BYTES_MAX", "FetchBatch", "FetchResult", "NotAskedError", "Transport"]
 
 CHUNK_BYTES_MAX = 8 << 20
 """Page bytes asked for at a time: an aborted fetch waits for no more than these, a few milliseconds' worth. Larger
 chunks would not be faster: the pause between two of them is one round trip."""
+
+
+class NotAskedError(KvPeerError):
+    """The producer was not asked, for a reason on this side: it says nothing about the producer."""
+
+    retryable = True
+
+    def __init__(self, reason: UnaskedReason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,12 +89,14 @@ class FetchResult:
 
     outcomes: `Outcome` u1 [n]; bytes at the destination count only where it is HIT. n_parts: u2 [n] and parts:
     `PART_DTYPE` [n, 64], the producer's part tables of the pages that hit, where the transport learns them (tcp; else
-    n_parts is 0), unspecified elsewhere. error: why pages have no outcome of their own, None if each has one.
+    n_parts is 0), unspecified elsewhere. error: why pages have no outcome of their own, None if each has one; a
+    NotAskedError if the producer was asked for the first n_asked pages only.
     """
 
     outcomes: npt.NDArray[np.uint8]
     n_parts: npt.NDArray[np.uint16]
     parts: npt.NDArray[Any]
+    n_asked: int
     error: KvPeerError | None = None
 
     @classmethod
@@ -93,7 +106,15 @@ class FetchResult:
             np.full(n, Outcome.MISS, dtype=np.uint8),
             np.zeros(n, dtype=np.uint16),
             np.empty((n, PARTS_MAX), dtype=PART_DTYPE),
+            n_asked=n,
         )
+
+    @classmethod
+    def not_asked(cls, n: int, error: NotAskedError) -> FetchResult:
+        """Returns the result of a fetch that was never begun."""
+        result = cls.unavailable(n)
+        result.end(0, Outcome.TIMEOUT, error)
+        return result
 
     def put(self, start: int, fetched: FetchedPages) -> None:
         """Takes over what became of the pages from `start` on."""
@@ -106,6 +127,8 @@ class FetchResult:
         """Gives all pages from `start` on this outcome, for this reason."""
         self.outcomes[start:] = outcome
         self.error = error
+        if isinstance(error, NotAskedError):
+            self.n_asked = start
 
 
 class Transport(Protocol):

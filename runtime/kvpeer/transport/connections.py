@@ -6,8 +6,10 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kvpeer.core.reasons import UnaskedReason
 from kvpeer.model import PeerUnavailableError
 from kvpeer.native import DataConnection, monotonic_ns
+from kvpeer.transport.base import NotAskedError
 
 __all__ = ["CapabilitySource", "ConnectionPool", "Lease", "Producer"]
 
@@ -58,14 +60,15 @@ class ConnectionPool:
         """Lends the connection that was used last, or a new one. Blocks until deadline_ns at most.
 
         Raises:
-            PeerUnavailableError: no connection became free or could be opened by the deadline, or the pool is closed.
+            NotAskedError: no connection became free by the deadline.
+            PeerUnavailableError: none could be opened by the deadline, or the pool is closed.
             KvPeerError: what the capability source or the opening of the connection raised.
         """
         with self._changed:
             while not self._idle and self._n_open >= self._connections_max and not self._is_closed:
                 left_ns = deadline_ns - monotonic_ns()
                 if left_ns <= 0:
-                    raise PeerUnavailableError(f"all {self._connections_max} data connections are busy")
+                    raise NotAskedError(UnaskedReason.BUSY, f"all {self._connections_max} data connections are busy")
                 self._changed.wait(left_ns / 1e9)
             if self._is_closed:
                 raise PeerUnavailableError("the data connections are closed")

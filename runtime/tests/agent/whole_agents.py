@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
@@ -15,9 +16,9 @@ from kvpeer.agent.main import Agent
 from kvpeer.core.chain import Chain, ChainSlice, namespace_digest
 from kvpeer.core.slot_effects import ReserveStatus
 from kvpeer.model import AgentId, Outcome
-from kvpeer.native import crc64
+from kvpeer.native import DataServer, crc64
 from kvpeer.wire.messages import ClientHello
-from link_nodes import HOST, until
+from link_nodes import DEADLINE_S, HOST, until
 
 PAGE_BYTES = 16 << 10
 NAMESPACE = namespace_digest({"n": "whole agents"})
@@ -27,6 +28,7 @@ SETTINGS = {
     "pool.extent_size": "1Mi",
     "metrics.enabled": "false",
     "directory.virtual_nodes": "16",
+    "directory.anti_entropy_interval": "200ms",
     "directory.partition_records_max": "64",
 }
 HELLO = ClientHello("test", NAMESPACE, {}, PAGE_BYTES, 1, 0, 0, PAGE_BYTES)
@@ -44,16 +46,28 @@ def content(number: int) -> np.ndarray:
     return np.random.default_rng(number).integers(0, 256, PAGE_BYTES, dtype=np.uint8)
 
 
+class SilentAgent(Agent):
+    """Its data port takes connections and never says a word; all else is as it should be."""
+
+    def _build_server(self) -> DataServer:
+        server = super()._build_server()
+        self._listener = socket.create_server((HOST, 0))
+        self._closing.callback(self._listener.close)
+        server.port = self._listener.getsockname()[1]
+        return server
+
+
 class WholeAgent:
     """One agent and a client of it that needs no socket. Its parts, by names that tests use."""
 
     def __init__(self, folder: Path, name: str, settings: dict[str, str]) -> None:
+        kind = SilentAgent if name.startswith("silent") else Agent
         chosen = {
             **SETTINGS, "agent.name": name, "agent.runtime_dir": str(folder / "run"),
             "agent.socket": str(folder / f"{name}.sock"), **settings,
         }  # fmt: skip
         config = load(None, {"KVPEER_" + key.replace(".", "_").upper(): value for key, value in chosen.items()})
-        self.agent = Agent(config)
+        self.agent = kind(config)
         self.id: AgentId = self.agent.agent_id
         self.pool = self.agent._pool_service
         self.puller = self.agent._puller
@@ -69,7 +83,8 @@ class WholeAgent:
         return len(self.agent._view.alive)
 
     async def publish(self, *numbers: int) -> None:
-        """Puts these pages into the pool and the directory."""
+        """Puts these pages, one chain, into the pool and the directory. They are found as parts of this chain only: its
+        anchors say who owns their records."""
         chain = chain_of(*numbers)
         reservation = await self.pool.reserve(WRITER, self.cohort, 0, chain, time.monotonic() + 5)
         assert (reservation.statuses == ReserveStatus.WRITE).all()
@@ -85,6 +100,15 @@ class WholeAgent:
         deadline = time.monotonic() + deadline_s
         statuses, reason = await self.locator.locate(chain_of(*numbers), np.arange(len(numbers)), request, deadline)
         return statuses.tolist(), reason
+
+    async def finds(self, *numbers: int) -> None:
+        """Returns when this agent finds all these pages at peers: owners that are new answer so only once repaired."""
+
+        async def ask() -> None:
+            while (await self.locate(*numbers))[0] != [2] * len(numbers):
+                await asyncio.sleep(0.01)
+
+        await asyncio.wait_for(ask(), DEADLINE_S)
 
     async def pull(self, *numbers: int, request: str = "", deadline_s: float = 5.0) -> list[str]:
         """The outcome of each page; one that hit and has other bytes than were published is WRONG."""
@@ -103,7 +127,7 @@ class WholeAgent:
 
 @contextlib.asynccontextmanager
 async def whole_agents(folder: Path, *names: str, **settings: dict[str, str]) -> AsyncIterator[list[WholeAgent]]:
-    """Agents that serve and know each other. `settings`: by the agent's name."""
+    """Agents that serve and know each other; those whose name begins with "silent" are. `settings`: by name."""
     (folder / "run").mkdir(mode=0o700, exist_ok=True)
     made: list[WholeAgent] = []
     try:

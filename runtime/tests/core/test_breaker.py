@@ -66,6 +66,15 @@ def test_a_try_whose_outcome_is_lost_does_not_block_for_ever():
     assert breakers.admit(PEER, 1.0 + SETTINGS.try_timeout_s)
 
 
+def test_a_try_that_was_not_sent_is_given_back():
+    breakers = opened()
+    assert breakers.admit(PEER, 1.0)
+    breakers.not_sent(PEER)
+    assert breakers.admit(PEER, 1.0)
+    breakers.not_sent(OTHER)
+    assert breakers.state(PEER, 1.0) is BreakerState.HALF_OPEN
+
+
 def test_the_backoff_doubles_up_to_its_limit():
     breakers, now, waits = opened(), 0.0, []
     for _ in range(6):

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from kvpeer.core.reasons import UnaskedReason
 from kvpeer.metrics import build
 from kvpeer.metrics.definitions import METRICS, PROMISES, Metric, MetricType
 from kvpeer.metrics.reference import reference
@@ -72,3 +73,8 @@ def test_promised_expressions_use_defined_metrics() -> None:
 
 def test_the_reference_page_is_up_to_date() -> None:
     assert (ROOT / "docs" / "metrics.md").read_text() == reference()
+
+
+def test_the_reasons_of_pages_not_asked_for_are_those_of_the_core() -> None:
+    (metric,) = (metric for metric in METRICS if metric.name == "kvpeer_transport_unasked_pages_total")
+    assert set(metric.labels["reason"]) == {reason.value for reason in UnaskedReason}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from kvpeer.model import AdmissionRefusedError, CapacityError, Outcome, PeerUnavailableError, Verify
 from kvpeer.native import crc64
-from kvpeer.transport import CHUNK_BYTES_MAX, FetchBatch, FetchResult, Producer, TcpPeer
+from kvpeer.transport import CHUNK_BYTES_MAX, FetchBatch, FetchResult, NotAskedError, Producer, TcpPeer
 
 from transport.page_pool import (
     READER_ID,
@@ -196,6 +196,8 @@ def test_waiting_for_a_busy_connection_ends_at_the_deadline(serving, pages):
     assert is_asked.wait(20)
     result = fetch(peer, [location], soon(0.05))
     assert result.outcomes.tolist() == [Outcome.TIMEOUT]
+    assert isinstance(result.error, NotAskedError), "which says nothing about the producer"
+    assert result.n_asked == 0
     may_answer.set()
     thread.join()
     assert first.holds(0)

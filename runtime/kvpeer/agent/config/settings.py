@@ -226,7 +226,9 @@ class TransportSettings(_Group, frozen=True, kw_only=True):
             "engine of the producer's pod."
         ),
     ] = "full"
-    fetch_threads: Annotated[int, _number(1, 64, "Native threads that pull from peers.")] = 4
+    fetch_threads: Annotated[
+        int, _number(1, 64, "Native threads that pull from peers; one peer never has all of them.")
+    ] = 4
     connections_per_peer: Annotated[int, _number(1, 16, "Data connections to one peer.")] = 2
     server_connections_max: Annotated[int, _number(1, 65536, "Data connections that this agent serves.")] = 1024
     server_pages_max: Annotated[int, _number(1, 65536, "Pages in one request to the data server.")] = 4096
