@@ -36,7 +36,8 @@ FAILURE_WAIT_S = 0.1
 
 
 class PeerLocator:
-    """See `peering.Locator`. `lookups`: breakers of the owners that are asked. `clock` is monotonic seconds."""
+    """See `peering.Locator`. `lookups`: breakers of the owners that are asked; `fetches`: of the producers that pages
+    would be pulled from. `clock` is monotonic seconds."""
 
     def __init__(
         self,
@@ -44,6 +45,7 @@ class PeerLocator:
         view: ClusterView,
         negative: NegativeCache,
         lookups: Breakers,
+        fetches: Breakers,
         metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -51,6 +53,7 @@ class PeerLocator:
         self._view = view
         self._negative = negative
         self._lookups = lookups
+        self._fetches = fetches
         self._metrics = metrics
         self._clock = clock
         self._recent = RecentLocations()
@@ -58,10 +61,25 @@ class PeerLocator:
     async def locate(
         self, chain: ChainSlice, indices: NDArray[np.int64], request: str, deadline: float
     ) -> tuple[NDArray[np.uint8], str]:
-        """See `peering.Locator.locate`."""
+        """See `peering.Locator.locate`. A page counts as found only if a pull would ask somebody for it now."""
         located = await self.find(chain, indices, request, deadline)
+        now = self._clock()
+        holding = located.holding(
+            located.positions, located.keys, lambda agent: self.may_ask(agent, now), self._negative, {}, now
+        )
+        statuses = np.where(holding.is_obtainable, located.result.statuses, np.uint8(0))
+        lost = np.flatnonzero(statuses != located.result.statuses)
+        if len(lost):
+            misses = self._metrics.counter("kvpeer_locate_misses_total")
+            misses.labels(reason=MissReason.NO_HOLDER.value).inc(len(lost))
         first_miss = located.result.first_miss
-        return located.result.statuses, first_miss.value if first_miss else ""
+        if len(lost) and not (located.result.statuses[: lost[0]] == 0).any():
+            first_miss = MissReason.NO_HOLDER
+        return statuses, first_miss.value if first_miss else ""
+
+    def may_ask(self, producer: AgentId, now: float) -> bool:
+        """Whether pages may be pulled from this agent: it is alive, and its breaker lets a fetch through."""
+        return self._view.info(producer) is not None and self._fetches.is_usable(producer, now)
 
     async def find(self, chain: ChainSlice, indices: NDArray[np.int64], request: str, deadline: float) -> LocatedPages:
         """Where these pages lie at peers; asks their owners. Answers by `deadline`."""

@@ -182,7 +182,9 @@ class Agent:
         self._peers = DataPeers(self.agent_id, self._view, self._links, self._verify, config.transport)
         self._admissions = DataAdmissions(self._server)
         self._touches = Touches(self._pool_service, self._links)
-        self._locator = PeerLocator(self._directory, self._view, negative, self._lookups, self._metrics, clock)
+        self._locator = PeerLocator(
+            self._directory, self._view, negative, self._lookups, self._fetches, self._metrics, clock
+        )
         services = Services(
             self._pool_service, self._locator, self._directory, self._view, negative, self._fetches, self._peers,
             self._touches, self._metrics, clock,

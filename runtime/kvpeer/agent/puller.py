@@ -176,10 +176,9 @@ class PeerPuller:
     ) -> Holding:
         """Who holds which of these pages and may be asked; pages by indices into `positions`."""
         now = self._s.clock()
-        candidates = self._s.view.alive - failed_agents
 
         def is_usable(agent: AgentId) -> bool:
-            return agent in candidates and self._s.fetches.is_usable(agent, now)
+            return agent not in failed_agents and self._s.locator.may_ask(agent, now)
 
         return located.holding(positions, keys, is_usable, self._s.negative, self._threads.in_flight, now)
 
@@ -199,8 +198,7 @@ class PeerPuller:
         wanted = places[source.indices]
         fits = source.holders["length"] == cohort.shape.page_bytes
         if not fits.all():
-            pull.outcomes[wanted[~fits]] = Outcome.STALE
-            self._not_asked(UnaskedReason.OTHER_SIZE, int((~fits).sum()))
+            self._refuse_sizes(source, pull, wanted, ~fits)
         wanted, holders = wanted[fits], source.holders[fits]
         if not len(wanted):
             return
@@ -273,6 +271,13 @@ class PeerPuller:
         )
         return outcomes, fetched.error is None
 
+    def _refuse_sizes(self, source: Source, pull: _Pull, wanted: NDArray[np.intp], refused: NDArray[np.bool_]) -> None:
+        """What is of another size is not pulled, and for a while not located there either."""
+        keys = b"".join(pull.keys[place] for place in wanted[refused].tolist())
+        pull.outcomes[wanted[refused]] = Outcome.STALE
+        self._not_asked(UnaskedReason.OTHER_SIZE, int(refused.sum()))
+        self._remember_failed(source.producer, keys, source.holders[refused])
+
     def _judge(self, producer: AgentId, fetched: FetchResult) -> None:
         """Tells the producer's breaker what the fetch says about it: nothing, where the fault is on this side."""
         if isinstance(fetched.error, NotAskedError):
@@ -312,7 +317,6 @@ class PeerPuller:
         page_bytes: int,
     ) -> None:
         """Remembers what failed, tells the owners what is stale and the producer what was used."""
-        now = self._s.clock()
         hit, corrupt = outcomes == Outcome.HIT, outcomes == Outcome.CORRUPT
         if corrupt.any():
             _log.error("%d pages of producer %s have wrong bytes", int(corrupt.sum()), producer.hex())
@@ -323,12 +327,15 @@ class PeerPuller:
         self._pulled_bytes.labels(transport=transport).inc(int(hit.sum()) * page_bytes)
         bad = np.flatnonzero((outcomes == Outcome.STALE) | corrupt | (outcomes == Outcome.REFUSED))
         if len(bad):
-            bad_holders = holders[bad].copy()
-            bad_holders["agent"] = 0
-            self._s.negative.add_locations(take_keys(keys, bad), bad_holders, producer, now)
+            self._remember_failed(producer, take_keys(keys, bad), holders[bad])
         stale = np.flatnonzero(outcomes == Outcome.STALE)
         if len(stale):
             self._report_stale(producer, take_keys(keys, stale), partitions[stale], holders[stale])
+
+    def _remember_failed(self, producer: AgentId, keys: bytes, holders: NDArray[np.void]) -> None:
+        locations = holders.copy()
+        locations["agent"] = 0
+        self._s.negative.add_locations(keys, locations, producer, self._s.clock())
 
     def _not_asked(self, reason: UnaskedReason, n_pages: int) -> None:
         if n_pages:

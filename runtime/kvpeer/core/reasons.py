@@ -22,6 +22,8 @@ class MissReason(str, Enum):
     """Every owner failed: its link is down, or it refused."""
     GARBLED = "garbled"
     """An owner's answer did not fit the question."""
+    NO_HOLDER = "no_holder"
+    """None of its known holders may be asked for it: they ended, fail repeatedly, or just failed for this page."""
     BREAKER_OPEN = "breaker_open"
     """Every owner is being avoided because it failed repeatedly."""
     NO_OWNER = "no_owner"

@@ -58,11 +58,20 @@ class Holding:
             raise LocalProtocolError(f"{len(self.agents)} agents need as many entries in usable and in_flight")
 
     @property
+    def is_obtainable(self) -> Mask:
+        """Whether each page has a holder that may be asked for it, bool [n]."""
+        return self._n_offers > 0
+
+    @property
     def has_alternatives(self) -> bool:
         """Whether some page could be had from more than one agent."""
+        return bool((self._n_offers > 1).any())
+
+    @property
+    def _n_offers(self) -> npt.NDArray[np.int64]:
         may_be_asked = self.usable[self.holders["agent"]] & ~self.failed
         pages = np.arange(len(self.counts)).repeat(self.counts)[may_be_asked]
-        return bool((np.bincount(pages) > 1).any())
+        return np.bincount(pages, minlength=len(self.counts))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
