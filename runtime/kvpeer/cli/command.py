@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from kvpeer import __version__
+from kvpeer import AGENT_PACKAGES, __version__
 from kvpeer.cli.chaos import add_command as add_chaos
 from kvpeer.model import ConfigError
 
@@ -19,9 +19,6 @@ __all__ = ["main"]
 
 EXIT_CONFIG = 2
 """The command line, a setting or the installation is wrong; the same call will fail again. argparse uses it too."""
-
-AGENT_PACKAGES = ("cryptography", "msgspec", "numpy", "prometheus_client", "yaml")
-"""What `kvpeer[agent]` brings and the agent cannot do without, by import name."""
 
 _log = logging.getLogger(__name__)
 

@@ -25,14 +25,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvpeer import AGENT_PACKAGES
 from kvpeer.client.settings import ClientSettings
 from kvpeer.folders import private_folder, user_folder
 from kvpeer.model import ConfigError, PeerUnavailableError
 
 __all__ = ["DetachedAgent", "engine_folder", "ensure_agent", "runtime_folder", "started_agents"]
-
-AGENT_PACKAGES = ("cryptography", "prometheus_client", "uvloop", "yaml")
-"""What the agent needs beyond the client, by import name."""
 
 POLL_S = 0.02
 """How often a starting agent's socket and its lock are tried."""

@@ -168,6 +168,14 @@ def test_missing_packages_are_named_with_the_fix(runtime_dir: Path, monkeypatch:
         embedded.ensure_agent(ClientSettings(), time.monotonic() + 1)
 
 
+def test_what_the_agent_runs_without_is_not_demanded(monkeypatch: pytest.MonkeyPatch) -> None:
+    find_spec = embedded.importlib.util.find_spec
+    monkeypatch.setattr(
+        embedded.importlib.util, "find_spec", lambda name: None if name == "uvloop" else find_spec(name)
+    )
+    assert embedded._default_command()[1:] == ["-m", "kvpeer.cli", "agent", "--embedded"]
+
+
 def test_a_folder_that_others_can_enter_is_refused(runtime_dir: Path) -> None:
     (runtime_dir / "kvpeer").mkdir()
     (runtime_dir / "kvpeer").chmod(0o755)
