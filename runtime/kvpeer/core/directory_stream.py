@@ -36,8 +36,9 @@ APPLY_OPS_MAX = 8192
 REPAIR_ENTRIES_MAX = 65_536
 """Entries of one Repair: 1.9 MB, within a frame. A producer's own table must not hold more in a partition."""
 
-LOOKUP_KEYS_MAX = 65_536
-"""Keys of one Lookup: a prompt of a million tokens in pages of 16."""
+LOOKUP_KEYS_MAX = 8192
+"""Keys of one Lookup, asked or answered: the answer with the most holders a key then stays below the largest frame.
+More are asked for in several."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kvpeer.core.chain import Chain, ChainSlice
+from kvpeer.core.directory_stream import LOOKUP_KEYS_MAX
 from kvpeer.core.locate import (
-    LOOKUP_KEYS_MAX,
     Ask,
     LocatePlan,
     LocateQuestion,

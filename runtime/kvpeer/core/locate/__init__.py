@@ -2,10 +2,9 @@
 
 from kvpeer.core.locate.answers import LookupStatus
 from kvpeer.core.locate.owners import PREVIOUS_RING_S, LocateRings
-from kvpeer.core.locate.plan import LOOKUP_KEYS_MAX, Ask, LocatePlan, LocateQuestion, LocateResult
+from kvpeer.core.locate.plan import Ask, LocatePlan, LocateQuestion, LocateResult
 
 __all__ = [
-    "LOOKUP_KEYS_MAX",
     "PREVIOUS_RING_S",
     "Ask",
     "LocatePlan",

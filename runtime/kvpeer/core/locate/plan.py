@@ -16,6 +16,7 @@ from itertools import chain, pairwise
 import numpy as np
 import numpy.typing as npt
 
+from kvpeer.core.directory_stream import LOOKUP_KEYS_MAX
 from kvpeer.core.locate.answers import Answers, LookupStatus, checked
 from kvpeer.core.locate.owners import Candidates, LocateRings
 from kvpeer.core.reasons import MissReason
@@ -23,10 +24,7 @@ from kvpeer.model import KEY_BYTES, AgentId, LocalProtocolError, RemoteProtocolE
 from kvpeer.wire.messages import Holders, Lookup
 from kvpeer.wire.packing import U2, pack
 
-__all__ = ["LOOKUP_KEYS_MAX", "Ask", "LocatePlan", "LocateQuestion", "LocateResult"]
-
-LOOKUP_KEYS_MAX = 8192
-"""Keys in one Lookup: the answer with the most holders a key then stays below the largest frame."""
+__all__ = ["Ask", "LocatePlan", "LocateQuestion", "LocateResult"]
 
 _MISS, _RESIDENT, _AT_PEERS = 0, 1, 2
 _REASONS = tuple(MissReason)
