@@ -112,7 +112,27 @@ engine-test: $(BUILD)/vllm-venv/.ready $(LIB) ## two real vLLM engines
 	$(call SAY,real engines)
 	@KVPEER_VLLM_PYTHON=$(CURDIR)/$(ENGINE_VENV)/bin/python $(BIN)/pytest -q -m engine
 
-test: test-fast long-test engine-test ## what CI runs
+test: test-fast long-test fuzz-smoke engine-test ## what CI runs
+
+# ---- searches: what no test was written for ---------------------------------------------------------------------------
+
+FUZZ_SECONDS ?= 3600
+
+.PHONY: fuzz-build fuzz-seeds fuzz-smoke fuzz
+fuzz-build: $(LIB)
+	@command -v clang++ >/dev/null || { echo "fuzzing needs clang: apt-get install clang libclang-rt-dev"; exit 1; }
+	@cd runtime/native && PATH=$(CURDIR)/$(BIN):$$PATH cmake --preset fuzz >/dev/null && PATH=$(CURDIR)/$(BIN):$$PATH cmake --build --preset fuzz -- --quiet
+
+fuzz-smoke: fuzz-build ## every parser of sockets, files and shared memory under fuzzing, 60 s each
+	$(call SAY,fuzz targets)
+	@mkdir -p $(BUILD)/fuzz && cd runtime/tests && $(CURDIR)/$(BIN)/python -m fuzz.run --seconds 60
+
+fuzz: fuzz-build ## the same for FUZZ_SECONDS each (3600), and what is new is kept in the tree
+	$(call SAY,fuzz targets)
+	@mkdir -p $(BUILD)/fuzz && cd runtime/tests && $(CURDIR)/$(BIN)/python -m fuzz.run --seconds $(FUZZ_SECONDS) --keep
+
+fuzz-seeds: $(LIB) ## the inputs that fuzzing starts from, from real messages
+	@cd runtime/tests && PYTHONPATH=..:.:wire $(CURDIR)/$(BIN)/python -m fuzz.seeds
 
 .PHONY: docs
 docs: $(LIB) ## regenerate the pages that are made from code (a test compares them)

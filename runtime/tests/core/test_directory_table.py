@@ -120,4 +120,4 @@ def entry_set(columns):
 
 
 TestTableEqualsDict = TableEqualsDict.TestCase
-TestTableEqualsDict.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestTableEqualsDict.settings = settings(max_examples=min(60, settings().max_examples), stateful_step_count=25)

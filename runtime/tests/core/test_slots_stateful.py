@@ -174,5 +174,5 @@ class SlotTableMachine(RuleBasedStateMachine):
             assert all(self.model.headers[slot][0] in {"committed", "withdrawn"} for slot in slots)
 
 
-SlotTableMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+SlotTableMachine.TestCase.settings = settings(max_examples=min(60, settings().max_examples), stateful_step_count=40)
 TestSlotTable = SlotTableMachine.TestCase
