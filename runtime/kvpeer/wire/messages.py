@@ -65,6 +65,10 @@ WELCOME_MEMBERS_MAX = 4096
 UPDATES_MAX = 1024
 """Rumours in one message; SWIM piggybacks a few dozen."""
 
+DESCRIPTION_FIELDS_MAX = 256
+"""Fields of a namespace's description; an engine gives some twenty. A frame full of them would cost twenty times its
+size."""
+
 _Id = Annotated[bytes, msgspec.Meta(min_length=AGENT_ID_BYTES, max_length=AGENT_ID_BYTES)]
 _Name = Annotated[str, msgspec.Meta(max_length=253)]  # as long as a DNS name
 _Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
@@ -313,7 +317,7 @@ class ClientHello(Message, frozen=True, tag=40):
 
     name: str
     namespace: bytes
-    description: dict[str, str]
+    description: Annotated[dict[str, str], msgspec.Meta(max_length=DESCRIPTION_FIELDS_MAX)]
     page_bytes: int
     n_parts: int
     part: int
