@@ -24,6 +24,7 @@ from kvpeer.agent.config.settings import SOCKET_PATH_BYTES_MAX
 from kvpeer.agent.pool import Locator, PoolService, Puller
 from kvpeer.agent.private_files import private_folder
 from kvpeer.agent.requests import Client, ClientRequests
+from kvpeer.agent.tasks import BackgroundTasks, escalate
 from kvpeer.metrics import Metrics
 from kvpeer.model import AgentId, CapacityError, ConfigError, KvPeerError, RemoteProtocolError, Verify
 from kvpeer.wire.codec import decode_client, encode
@@ -97,6 +98,7 @@ class ClientServer:
         self._listener: socket.socket | None = None
         self._path_lock = -1
         self._accepting: asyncio.Task[None] | None = None
+        self._tasks = BackgroundTasks(metrics)
         self._connections: set[asyncio.Task[None]] = set()
         self._n_clients = 0
         self._last_client = 0
@@ -118,7 +120,7 @@ class ClientServer:
         os.chmod(self._path, 0o600 if self._is_private else 0o666)
         listener.listen(BACKLOG)
         self._listener = listener
-        self._accepting = asyncio.get_running_loop().create_task(self._accept(listener))
+        self._accepting = self._tasks.spawn("accept clients", self._accept(listener), is_vital=True)
 
     async def close(self) -> None:
         """Stops listening, closes every connection, and waits until all that clients held was given back."""
@@ -149,7 +151,7 @@ class ClientServer:
                 await asyncio.sleep(0.1)  # out of descriptors: do not spin
                 continue
             sock.setblocking(False)
-            task = loop.create_task(self._serve(sock))
+            task = self._tasks.spawn("serve a client", self._serve(sock))
             self._connections.add(task)
             task.add_done_callback(self._connections.discard)
 
@@ -287,9 +289,10 @@ class ClientServer:
             return
         except CapacityError as error:
             answer = Refusal(RefusalCode.BUSY, str(error))
-        except Exception:  # noqa: BLE001 - the root of this task
+        except Exception as error:  # noqa: BLE001 - the root of this task
             self.n_internal_errors += 1
             _log.exception("a %s of client %s failed", type(message).__name__, client.name)
+            escalate(error)
             writer.transport.abort()
             return
         self._reply(writer, frame_id, answer)

@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from kvpeer.agent.tasks import escalate
 from kvpeer.core.directory import DirectoryShard
 from kvpeer.core.owner_stream import StreamMessage
 from kvpeer.core.publisher import Publisher, SendToOwner
@@ -194,7 +195,7 @@ class DirectoryService:
             if effect.owner == self.own_id:
                 pending += self._send_to_self(effect)
             else:
-                task = asyncio.get_running_loop().create_task(self._send(effect))
+                task = asyncio.get_running_loop().create_task(self._send_root(effect))
                 self._sending.add(task)
                 task.add_done_callback(self._sending.discard)
 
@@ -204,6 +205,14 @@ class DirectoryService:
         except KvPeerError as error:
             return self._failed(effect, error)
         return self.publisher.acknowledged(effect.owner, effect.message, answer, self._clock())
+
+    async def _send_root(self, effect: SendToOwner) -> None:
+        """Stops the agent if the sending fails unexpectedly: the stream to this owner would stand still for ever."""
+        try:
+            await self._send(effect)
+        except Exception as error:  # noqa: BLE001 - a root
+            _log.exception("the stream to owner %s failed", effect.owner.hex())
+            escalate(error, is_vital=True)
 
     async def _send(self, effect: SendToOwner) -> None:
         message: StreamMessage = effect.message

@@ -16,6 +16,7 @@ import signal
 import time
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
@@ -35,7 +36,7 @@ from kvpeer.agent.pool import PoolService
 from kvpeer.agent.private_files import private_folder
 from kvpeer.agent.puller import PeerPuller, Services
 from kvpeer.agent.security import open_security
-from kvpeer.agent.tasks import BackgroundTasks
+from kvpeer.agent.tasks import BackgroundTasks, is_fatal
 from kvpeer.agent.touches import Touches
 from kvpeer.core.breaker import Breakers
 from kvpeer.core.directory import DirectoryShard
@@ -55,12 +56,15 @@ __all__ = ["Agent", "run"]
 STOP_DEADLINE_S = 5.0
 """For everything that is done on the way out; a pod's grace period is usually 30 s and the engine needs most of it."""
 
+EXIT_FAILED = 1
+
 _log = logging.getLogger(__name__)
 
 
 def run(config: AgentConfig, *, is_embedded: bool = False) -> int:
     """Runs an agent until it is stopped; returns the process's exit status. `is_embedded`: ends some time after the
-    last client left.
+    last client left. It is
+    EXIT_FAILED when the agent stopped by itself because it could not go on.
 
     Raises:
         ConfigError: it cannot start as configured.
@@ -68,20 +72,17 @@ def run(config: AgentConfig, *, is_embedded: bool = False) -> int:
     try:
         import uvloop
     except ImportError:
-        asyncio.run(_main(config, is_embedded))
-    else:
-        loop_factory = uvloop.new_event_loop
-        loop = loop_factory()
-        try:
-            asyncio.set_event_loop(loop)
-            loop.run_until_complete(_main(config, is_embedded))
-        finally:
-            asyncio.set_event_loop(None)
-            loop.close()
-    return 0
+        return asyncio.run(_main(config, is_embedded))
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    try:
+        asyncio.set_event_loop(loop)
+        return loop.run_until_complete(_main(config, is_embedded))
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
 
 
-async def _main(config: AgentConfig, is_embedded: bool) -> None:
+async def _main(config: AgentConfig, is_embedded: bool) -> int:
     agent = Agent(config, is_embedded=is_embedded)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -91,6 +92,7 @@ async def _main(config: AgentConfig, is_embedded: bool) -> None:
         await agent.stopped()
     finally:
         await agent.close()
+    return EXIT_FAILED if agent.failure else 0
 
 
 class Agent:
@@ -107,6 +109,8 @@ class Agent:
         self._metrics = build(self._registry)
         self._tasks = BackgroundTasks(self._metrics)
         self._stop = asyncio.Event()
+        self.failure = ""
+        """Why the agent stops by itself; empty while there is no reason to."""
         self._linger: asyncio.TimerHandle | None = None
         self._closing = contextlib.AsyncExitStack()
         security = open_security(config, self.agent_id)
@@ -238,13 +242,14 @@ class Agent:
             ConfigError: the metrics port or the engines' socket cannot be had.
         """
         config = self.config
-        observer = Observer(
+        asyncio.get_running_loop().set_exception_handler(self._loop_failed)
+        self._observer = observer = Observer(
             self._metrics, self._pool_service, self._pool, self._server, self._directory, self._membership,
             {"lookup": self._lookups, "data": self._fetches}, self._clients, self._peers,
         )  # fmt: skip
         observer.describe(__version__, config)
         if config.metrics.enabled:
-            http = HttpEndpoint(config.metrics.host, config.metrics.port, self._registry, observer.health)
+            http = HttpEndpoint(config.metrics.host, config.metrics.port, self._registry, self.health)
             self._closing.callback(http.close)
             _log.info("metrics and health at http://%s:%d/metrics and /healthz", config.metrics.host, http.port)
         handlers = {
@@ -258,10 +263,10 @@ class Agent:
         self._pool_service.start()
         await self._clients.start()
         write_address(self._runtime_dir, config.agent.cluster, self.info)
-        self._tasks.spawn("membership", self._membership.run())
-        self._tasks.spawn("directory", self._directory.run())
-        self._tasks.spawn("touches", self._touches.run())
-        self._tasks.spawn("observer", observer.run())
+        self._tasks.spawn("membership", self._membership.run(), is_vital=True)
+        self._tasks.spawn("directory", self._directory.run(), is_vital=True)
+        self._tasks.spawn("touches", self._touches.run(), is_vital=True)
+        self._tasks.spawn("observer", observer.run(), is_vital=True)
         self._clients_changed(0)
         self._log_addresses()
 
@@ -274,6 +279,18 @@ class Agent:
         if not self._stop.is_set():
             _log.info("stopping: %s", reason)
             self._stop.set()
+
+    def fail(self, reason: str) -> None:
+        """Makes the agent end because it cannot go on: what it would do next might be wrong, and a cache that is gone
+        costs little."""
+        if not self.failure:
+            self.failure = reason
+            _log.critical("the agent stops: %s", reason)
+        self.stop(reason)
+
+    def health(self) -> str:
+        """Why the agent is not healthy, or an empty text. Thread-safe."""
+        return self.failure or self._observer.health()
 
     async def close(self) -> None:
         """Leaves the cluster and frees everything, within STOP_DEADLINE_S. Also after a start that failed."""
@@ -320,6 +337,16 @@ class Agent:
     def unreachable(self, agent_id: AgentId, reason: str) -> None:
         """See LinkEvents."""
         self._membership.link_broke(agent_id)
+
+    # ---- what the event loop tells
+
+    def _loop_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Errors that no root caught, and those that roots pass on."""
+        loop.default_exception_handler(context)
+        if is_fatal(context):
+            self.fail(f"{context['message']}: {context.get('exception')!r}")
+        elif "exception" in context:
+            self._metrics.counter("kvpeer_agent_task_failures_total").labels(task="event loop").inc()
 
     # ---- what membership and clients tell
 

@@ -8,8 +8,9 @@ that the answer says.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -36,7 +37,7 @@ from kvpeer.core.slot_effects import (
     Withdrawn,
 )
 from kvpeer.core.slots import ALL_PARTS, SlotTable
-from kvpeer.model import KvPeerError
+from kvpeer.model import InternalError, KvPeerError
 from kvpeer.native import PART_DTYPE, Pool
 from kvpeer.wire.messages import ClientHello
 
@@ -275,24 +276,29 @@ class PoolService:
         return reservation
 
     def _perform(self, effects: list[Effect]) -> None:
-        for effect in effects:
-            if isinstance(effect, MarkWriting):
-                self.native.mark_writing(effect.slots, effect.generations)
-            elif isinstance(effect, MarkCommitted):
-                self._mark_committed(effect)
-            elif isinstance(effect, MarkWithdrawn):
-                self.native.mark_withdrawn(effect.slots, effect.generations)
-                for slot in effect.slots.tolist():
-                    self._part_tables.pop(slot, None)
-            elif isinstance(effect, Published):
-                self._hooks.published(effect.keys, effect.partitions, effect.slots, effect.generations, effect.lengths)
-            elif isinstance(effect, Withdrawn):
-                self._hooks.withdrawn(effect.keys, effect.partitions, effect.slots, effect.generations)
-            elif isinstance(effect, AssignExtent):
-                self.native.assign_extent(effect.extent, effect.slot_bytes)
-            else:
-                self._open(effect)
+        """Raises InternalError if an effect fails: the table has changed, and the pool has not."""
+        with _no_way_back():
+            for effect in effects:
+                self._perform_one(effect)
         self._set_timer()
+
+    def _perform_one(self, effect: Effect) -> None:
+        if isinstance(effect, MarkWriting):
+            self.native.mark_writing(effect.slots, effect.generations)
+        elif isinstance(effect, MarkCommitted):
+            self._mark_committed(effect)
+        elif isinstance(effect, MarkWithdrawn):
+            self.native.mark_withdrawn(effect.slots, effect.generations)
+            for slot in effect.slots.tolist():
+                self._part_tables.pop(slot, None)
+        elif isinstance(effect, Published):
+            self._hooks.published(effect.keys, effect.partitions, effect.slots, effect.generations, effect.lengths)
+        elif isinstance(effect, Withdrawn):
+            self._hooks.withdrawn(effect.keys, effect.partitions, effect.slots, effect.generations)
+        elif isinstance(effect, AssignExtent):
+            self.native.assign_extent(effect.extent, effect.slot_bytes)
+        else:
+            self._open(effect)
 
     def _mark_committed(self, effect: MarkCommitted) -> None:
         parts = np.stack([self._part_tables.pop(slot) for slot in effect.slots.tolist()])
@@ -345,7 +351,19 @@ class PoolService:
 
     def _tick(self) -> None:
         self._timer = None
-        self._perform(self._table.tick(self._clock()))
+        with _no_way_back():
+            self._perform(self._table.tick(self._clock()))
+
+
+@contextlib.contextmanager
+def _no_way_back() -> Iterator[None]:
+    """Turns every error into an InternalError, which stops the agent: half of a change was made."""
+    try:
+        yield
+    except InternalError:
+        raise
+    except Exception as error:
+        raise InternalError(f"the pool and its slot table disagree: {error!r}") from error
 
 
 def _merged(first: Reservation, refused: NDArray[np.int64], again: Reservation) -> Reservation:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from kvpeer.agent.cohorts import Cohort
 from kvpeer.agent.pool import Locator, PoolService, Puller
+from kvpeer.agent.tasks import escalate
 from kvpeer.core.chain import ChainSlice
 from kvpeer.core.slot_effects import ReserveStatus
 from kvpeer.metrics import Metrics
@@ -187,9 +188,11 @@ class ClientRequests:
 
     def _pulled(self, pull: asyncio.Future[NDArray[np.uint8]]) -> None:
         self._pulls.discard(pull)
-        if not pull.cancelled() and pull.exception() is not None:
+        error = None if pull.cancelled() else pull.exception()
+        if isinstance(error, Exception):
             self._failures.labels(task="pull").inc()
-            _log.error("a pull failed", exc_info=pull.exception())
+            _log.error("a pull failed", exc_info=error)
+            escalate(error)
 
     async def _reserve(self, client: Client, message: Reserve, deadline: float) -> Reserved:
         self._check_rank(client, message)

@@ -9,6 +9,7 @@ import signal
 import socket
 import stat
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,9 +18,20 @@ import pytest
 from kvpeer.client import embedded
 from kvpeer.client.settings import ClientSettings
 
-from processes.agents import COMMAND, HOST, SMALL, Cluster, address_files, finds, free_port, publish_all, variables
+from processes.agents import (
+    COMMAND,
+    HOST,
+    SMALL,
+    START_DEADLINE_S,
+    Cluster,
+    address_files,
+    finds,
+    free_port,
+    publish_all,
+    variables,
+)
 from processes.engine import Engine
-from processes.handles import RUNTIME, eventually
+from processes.handles import FOLDER, RUNTIME, eventually
 
 pytestmark = pytest.mark.process
 
@@ -221,3 +233,12 @@ def test_embedded_agents_of_one_user_find_each_other_and_end_after_their_last_en
     engines[1].client.close()
     assert agents[1].has_ended(20)
     assert list(address_files(of_one_user / "kvpeer")) == []
+
+
+def test_an_agent_that_cannot_go_on_ends_with_a_status_and_says_why(cluster: Cluster) -> None:
+    agent = cluster.launch("failing", command=(sys.executable, str(FOLDER / "failing_agent.py")))
+    assert agent.process is not None
+    assert agent.process.wait(START_DEADLINE_S) == 1
+    assert "CRITICAL" in agent.log
+    assert "a bug in the membership" in agent.log
+    assert not list(address_files(cluster.runtime_dir)), "it left in order"

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from kvpeer.agent.tasks import escalate
 from kvpeer.metrics import Metrics
 from kvpeer.model import CapacityError, PeerUnavailableError, RemoteProtocolError
 from kvpeer.wire.codec import decode_peer
@@ -50,9 +51,10 @@ class Dispatcher:
             answer = Refusal(RefusalCode.BUSY, str(limit))
         except PeerUnavailableError as error:
             answer = Refusal(RefusalCode.REFUSED, str(error))
-        except Exception:  # noqa: BLE001 - a root: whatever a handler does wrong, it costs this request and not the link
+        except Exception as error:  # noqa: BLE001 - a root: what a handler does wrong costs this request, not the link
             _log.exception("serving %s of %s failed", name, peer.name)
             self._failures.labels(task=f"serve {name}").inc()
+            escalate(error)
             answer = Refusal(RefusalCode.INTERNAL, f"{name} failed; see the log of the agent")
         self._served.labels(message=name, outcome=_outcome(answer)).inc()
         return answer

@@ -117,8 +117,8 @@ class PeerLinks:
         self._handshakes = Handshakes(
             info, self._security, self._settings, self._refusals, new_link, events.members, self._may_link
         )
-        self._tasks.spawn("accept links", self._listener.run(self._accept, self._tasks))
-        self._tasks.spawn("close idle links", self._close_idle())
+        self._tasks.spawn("accept links", self._listener.run(self._accept, self._tasks), is_vital=True)
+        self._tasks.spawn("close idle links", self._close_idle(), is_vital=True)
 
     # ---- for the rest of the agent
 
