@@ -68,7 +68,7 @@ class DataPeers:
         self._verify = verify
         self._settings = settings
         self._loop = asyncio.get_running_loop()
-        self._lock = threading.Lock()  # protects _peers; nothing is called while it is held
+        self._lock = threading.Lock()  # protects _peers; only the view is looked at while it is held
         self._peers: dict[AgentId, TcpPeer] = {}
 
     def fetch(self, producer: AgentId, batch: FetchBatch, deadline: float) -> FetchResult:
@@ -97,10 +97,11 @@ class DataPeers:
             peer.close()
 
     def _peer(self, producer: AgentId) -> TcpPeer | None:
-        info = self._view.info(producer)
-        if info is None:
-            return None
         with self._lock:
+            # The view first forgets an agent, then `forget` is called: nothing is kept of it after that.
+            info = self._view.info(producer)
+            if info is None:
+                return None
             peer = self._peers.get(producer)
             if peer is None:
                 peer = self._peers[producer] = self._connect_to(producer, info)

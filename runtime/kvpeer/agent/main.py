@@ -351,6 +351,7 @@ class Agent:
     # ---- what membership and clients tell
 
     def _members_changed(self, change: MembersChanged) -> None:
+        self._view.update(change.alive, change.draining, time.monotonic())
         for agent_id in change.ended:
             _log.info("agent %s ended", agent_id.hex())
             self._links.forget(agent_id)
@@ -359,7 +360,6 @@ class Agent:
             self._fetches.forget(agent_id)
             self._peers.forget(agent_id)
         self._links.know(change.alive)
-        self._view.update(change.alive, change.draining, time.monotonic())
         self._directory.members_changed(self._view.ring, self._view.alive)
 
     def _clients_changed(self, n_clients: int) -> None:

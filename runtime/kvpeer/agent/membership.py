@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Protocol
 
 from kvpeer.core.membership import JoinSeed, MembersChanged, Membership, Send
@@ -32,8 +32,8 @@ _log = logging.getLogger(__name__)
 class MembershipLinks(Protocol):
     """What membership needs of the control channel."""
 
-    def know(self, infos: Iterable[AgentInfo]) -> None:
-        """These agents exist, at these addresses."""
+    def meet(self, info: AgentInfo) -> None:
+        """This agent may be written to, at this address; nothing is kept of it beyond that if it is no member."""
 
     def notify(self, agent_id: AgentId, message: PeerMessage) -> None:
         """Sends without an answer, if it can be sent."""
@@ -132,7 +132,7 @@ class MembershipService:
         """Members that ended are pinged too, though the rest of the agent has forgotten them."""
         info = self.machine.info_of(effect.agent_id)
         if info is not None:
-            self._links.know([info])
+            self._links.meet(info)
         self._links.notify(effect.agent_id, effect.message)
 
     async def _join_one(self) -> None:

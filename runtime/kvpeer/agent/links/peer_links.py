@@ -123,12 +123,18 @@ class PeerLinks:
     # ---- for the rest of the agent
 
     def know(self, infos: Iterable[AgentInfo]) -> None:
-        """These agents exist, at these addresses: requests to them may be made."""
+        """These agents exist, at these addresses: requests to them may be made, until `forget`."""
         for info in infos:
+            self.meet(info)
             if info.agent_id != self._info.agent_id:
-                peer = self._peers.setdefault(info.agent_id, Peer(info, self._settings))
-                peer.info = info
-                peer.is_known = True
+                self._peers[info.agent_id].is_known = True
+
+    def meet(self, info: AgentInfo) -> None:
+        """Requests to this agent may be made now, at this address. One that is not known is forgotten when its last
+        link ended or none could be opened."""
+        if info.agent_id != self._info.agent_id:
+            peer = self._peers.setdefault(info.agent_id, Peer(info, self._settings))
+            peer.info = info
 
     def forget(self, agent_id: AgentId) -> None:
         """This agent ended: its links are closed, and what waits for it is dropped."""
@@ -262,6 +268,7 @@ class PeerLinks:
             error = task.exception()
             if isinstance(error, PeerUnavailableError):
                 self._drop_notices(peer)
+                self._leave_if_unknown(peer)
                 self._events.unreachable(AgentId(peer.info.agent_id), str(error))
             elif error is not None:
                 _log.error("dialling %s failed unexpectedly", peer.info.name, exc_info=error)
@@ -362,10 +369,15 @@ class PeerLinks:
         peer.links.remove(link)
         if peer.links:
             return
-        if not peer.is_known:
+        self._leave_if_unknown(peer)
+        self._events.link_down(agent_id, link.end or LinkEnd.RESET)
+
+    def _leave_if_unknown(self, peer: Peer) -> None:
+        """Keeps nothing of an agent that is no member and has no link."""
+        agent_id = peer.info.agent_id
+        if not peer.is_known and not peer.links and self._peers.get(agent_id) is peer:
             self._drop_notices(peer)
             del self._peers[agent_id]
-        self._events.link_down(agent_id, link.end or LinkEnd.RESET)
 
     def _drop_notices(self, peer: Peer) -> None:
         n = peer.drop_notices()
