@@ -136,6 +136,8 @@ class Link(asyncio.Protocol):
         finally:
             timer.cancel()
             self._pending.close(request_id)
+            if self._pending.is_mute(self._loop.time(), self._settings.mute_s):
+                self.close(LinkEnd.MUTE)
 
     def notify(self, frame: bytes) -> None:
         """Sends a packed notice; only when `is_writable`."""
@@ -271,6 +273,7 @@ class Link(asyncio.Protocol):
 
     def _receive_answer(self, frame: Frame) -> None:
         message = decode_peer(frame.body)
+        self._pending.heard()
         if frame.kind is FrameKind.REPLY:
             is_awaited = self._pending.answer(frame.id, message)
         elif not isinstance(message, Refusal):

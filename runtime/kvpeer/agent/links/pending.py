@@ -1,9 +1,10 @@
-"""Requests of one link that wait for their replies."""
+"""Requests of one link that wait for their replies, and how long nothing was answered."""
 
 from __future__ import annotations
 
 import asyncio
 
+from kvpeer.agent.links.settings import UNANSWERED_MIN
 from kvpeer.model import KvPeerError, PeerUnavailableError
 from kvpeer.wire.messages import PeerMessage
 
@@ -18,6 +19,8 @@ class PendingReplies:
         self._limit = limit
         self._futures: dict[int, asyncio.Future[PeerMessage]] = {}
         self._last_id = 0
+        self._n_unanswered = 0  # asked since the last answer, still awaited or not
+        self._unanswered_since = 0.0
 
     def __len__(self) -> int:
         return len(self._futures)
@@ -31,7 +34,11 @@ class PendingReplies:
         if len(self._futures) >= self._limit:
             raise PeerUnavailableError(f"{self._limit} requests wait for this peer already")
         self._last_id += 1
-        future: asyncio.Future[PeerMessage] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        if not self._n_unanswered:
+            self._unanswered_since = loop.time()
+        self._n_unanswered += 1
+        future: asyncio.Future[PeerMessage] = loop.create_future()
         self._futures[self._last_id] = future
         return self._last_id, future
 
@@ -40,6 +47,15 @@ class PendingReplies:
         future = self._futures.pop(request_id)
         if not future.cancel() and not future.cancelled():
             future.exception()  # nobody may be left to look at it; without this, asyncio would complain
+
+    def is_mute(self, now: float, mute_s: float) -> bool:
+        """Whether several requests were made for this long and none was answered. (Each is, on a good link: the peer
+        refuses what it could not serve in time.)"""
+        return self._n_unanswered >= UNANSWERED_MIN and now - self._unanswered_since >= mute_s
+
+    def heard(self) -> None:
+        """An answer came, be it late or a refusal."""
+        self._n_unanswered = 0
 
     def answer(self, request_id: int, message: PeerMessage) -> bool:
         """Whether somebody waited for this reply."""

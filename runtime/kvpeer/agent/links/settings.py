@@ -37,6 +37,9 @@ REPLY_SEND_S = 10.0
 CLOSE_S = 1.0
 """For the last bytes and TLS's goodbye; a frozen peer never answers them."""
 
+UNANSWERED_MIN = 3
+"""Questions without an answer before a link may be called mute: one or two may meet a peer that is busy."""
+
 UNACKNOWLEDGED_MS = 10_000
 """The kernel resets a connection whose data nobody acknowledged for this long (a host that vanished)."""
 
@@ -45,7 +48,8 @@ UNACKNOWLEDGED_MS = 10_000
 class LinkSettings:
     """requests_max: under way on one link, in each direction. notices_max: waiting for one peer. inbound_max: links
     that others opened. idle_s: a link without any frame for this long is closed. backoff: between two dials to a peer
-    that failed."""
+    that failed. mute_s: a link on which nothing was answered for this long, while there were questions, is ended:
+    nobody tells when a box in the middle has forgotten a connection, and the peer may be well."""
 
     requests_max: int = 256
     notices_max: int = 1024
@@ -53,6 +57,7 @@ class LinkSettings:
     dial_timeout_s: float = 2.0
     hello_timeout_s: float = 2.0
     idle_s: float = 60.0
+    mute_s: float = 2.0
     backoff_min_s: float = 0.05
     backoff_max_s: float = 2.0
 
@@ -72,6 +77,8 @@ class LinkEnd(str, Enum):
     """This agent is ending."""
     PROTOCOL = "protocol"
     """One side broke the protocol, or was refused."""
+    MUTE = "mute"
+    """Nothing that was asked on it was answered any more. Says nothing of the peer: membership asks it by others."""
     SLOW = "slow"
     """The peer did not take what it had asked for."""
 
