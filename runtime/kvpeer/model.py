@@ -14,6 +14,7 @@ import numpy as np
 __all__ = [
     "AGENT_ID_BYTES",
     "ANCHOR_GROUP_PAGES",
+    "HOLDERS_MAX",
     "HOLDER_DTYPE",
     "KEY_BYTES",
     "N_PARTITIONS",
@@ -39,6 +40,9 @@ AGENT_ID_BYTES = 16
 
 PARTS_MAX = 64
 """Parts (TP x PP ranks of one pod) in a page: the part table has room for 64."""
+
+HOLDERS_MAX = 16
+"""Holders of one record; equal to KVP_HOLDERS_MAX."""
 
 N_PARTITIONS = 4096
 """Fixed hash partitions of the directory; the ring assigns each to its owners."""
@@ -96,9 +100,7 @@ class AgentAddress:
 
 
 class KvPeerError(Exception):
-    """Root of every error that kvpeer raises on purpose. `retryable` says whether the same call may succeed later."""
-
-    retryable = False
+    """Root of every error that kvpeer raises on purpose."""
 
 
 class ConfigError(KvPeerError):
@@ -116,8 +118,6 @@ class RemoteProtocolError(KvPeerError):
 class PeerUnavailableError(KvPeerError):
     """The other side cannot be reached, did not answer by the deadline, or is gone."""
 
-    retryable = True
-
 
 class AdmissionRefusedError(PeerUnavailableError):
     """The producer did not admit this reader: the capability was unknown, used, expired, or meant for another run."""
@@ -125,8 +125,6 @@ class AdmissionRefusedError(PeerUnavailableError):
 
 class CapacityError(KvPeerError):
     """A named limit is reached: the pool is full of pinned pages, a queue is full, a peer throttles."""
-
-    retryable = True
 
 
 class InternalError(KvPeerError):

@@ -13,14 +13,13 @@ from kvpeer.native._arrays import PART_DTYPE, Keys
 from kvpeer.native._library import LIBRARY_PATH
 from kvpeer.native.checksum import build_info, copy_crc64, crc64, select_crc64
 from kvpeer.native.connection import DataConnection, FetchedPages
-from kvpeer.native.directory import HOLDERS_MAX, DirectoryStats, DirectoryTable
+from kvpeer.native.directory import DirectoryStats, DirectoryTable
 from kvpeer.native.map import PoolMap, StridedLayout
 from kvpeer.native.pool import Pool
 from kvpeer.native.server import CAPABILITY_BYTES, DataServer, ServerLimits, ServerStats
 
 __all__ = [
     "CAPABILITY_BYTES",
-    "HOLDERS_MAX",
     "LIBRARY_PATH",
     "PART_DTYPE",
     "DataConnection",

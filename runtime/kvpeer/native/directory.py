@@ -9,16 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvpeer.model import HOLDER_DTYPE, KEY_BYTES
+from kvpeer.model import HOLDER_DTYPE, HOLDERS_MAX, KEY_BYTES
 from kvpeer.native._arrays import U1, U2, U4, U8, address, key_address, u1, u2, u4, u8
 from kvpeer.native._errors import check
 from kvpeer.native._handle import Handle
 from kvpeer.native._library import DirectoryCounters, library
 
-__all__ = ["HOLDERS_MAX", "DirectoryStats", "DirectoryTable"]
-
-HOLDERS_MAX = 16
-"""Holders of one record; equal to KVP_HOLDERS_MAX."""
+__all__ = ["DirectoryStats", "DirectoryTable"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,11 +70,6 @@ class Pool(Handle):
         """Returns the payload as an array over the mapping; the array must not outlive the pool."""
         return bytes_at(self.payload_address, self.payload_bytes)
 
-    def slot_address(self, slot: int) -> int | None:
-        """Returns the address of a slot's payload in this process, None if there is no such slot."""
-        found: int | None = library().kvp_pool_slot_address(self._pointer, slot)
-        return found
-
     def touch_extent(self, extent: int) -> None:
         """Backs an extent's payload with memory, so that no later write can fault. Blocks meanwhile; idempotent.
 

@@ -8,14 +8,12 @@ from threading import Event
 import numpy as np
 import numpy.typing as npt
 
+from kvpeer.core.extents import SLOTS_PER_EXTENT
 from kvpeer.model import Outcome, PeerUnavailableError, Verify
 from kvpeer.native import PoolMap, monotonic_ns
 from kvpeer.transport.base import FetchBatch, FetchResult
 
-__all__ = ["SLOTS_PER_EXTENT", "ShmTransport"]
-
-SLOTS_PER_EXTENT = 16384
-"""Slot ids of an extent; equal to KVP_SLOTS_PER_EXTENT of the native library."""
+__all__ = ["ShmTransport"]
 
 CHUNK_PAGES_MAX = 4096
 """Small pages between two looks at the deadline: about as long a copy as CHUNK_BYTES_MAX of large ones."""

@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
-from kvpeer.model import CapacityError, ConfigError, InternalError, LocalProtocolError, Outcome, Verify
-from kvpeer.native import HOLDERS_MAX, LIBRARY_PATH, DirectoryTable, build_info
+from kvpeer.core.extents import SLOTS_PER_EXTENT
+from kvpeer.model import HOLDERS_MAX, CapacityError, ConfigError, InternalError, LocalProtocolError, Outcome, Verify
+from kvpeer.native import LIBRARY_PATH, DirectoryTable, build_info
 from kvpeer.native._errors import Code, error_for
 from kvpeer.native._library import ABI_VERSION, declared_functions, load
 
@@ -49,6 +50,7 @@ def test_the_binding_declares_exactly_the_functions_of_the_header():
 def test_values_of_the_header_and_of_the_model_are_equal():
     assert constant("KVP_ABI_VERSION") == ABI_VERSION
     assert constant("KVP_HOLDERS_MAX") == HOLDERS_MAX
+    assert constant("KVP_SLOTS_PER_EXTENT") == SLOTS_PER_EXTENT
     assert enum_values("kvp_error") == {code.name: code.value for code in Code}
     assert enum_values("kvp_outcome") == {outcome.name: outcome.value for outcome in Outcome}
     assert enum_values("kvp_verify") == {f"VERIFY_{verify.name}": verify.value for verify in Verify}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from kvpeer.model import CapacityError, ConfigError, LocalProtocolError
 from kvpeer.native import PART_DTYPE, DataServer, Pool, ServerLimits
-from pool_pages import EXTENT_BYTES, RUN_ID, SLOT_BYTES, key_of, new_pool, u4, whole_page
+from pool_pages import EXTENT_BYTES, RUN_ID, key_of, new_pool, u4, whole_page
 
 CHILD_DEADLINE_S = 30
 
@@ -94,12 +94,6 @@ def test_refuses_sizes_that_do_not_fit_and_says_which():
 def test_huge_pages_that_nobody_reserved_are_an_error_at_start():
     with pytest.raises((ConfigError, CapacityError), match="huge pages of 1073741824"):
         Pool(4096 << 30, 1 << 30, RUN_ID, hugepage_bytes=1 << 30)
-
-
-def test_slots_lie_where_their_offsets_say(pool):
-    assert pool.slot_address(2) == pool.payload_address + 2 * SLOT_BYTES
-    assert pool.slot_address(16384 + 1) == pool.payload_address + EXTENT_BYTES + SLOT_BYTES
-    assert pool.slot_address(EXTENT_BYTES // SLOT_BYTES) is None
 
 
 def test_refuses_steps_that_a_slots_life_does_not_have(pool):

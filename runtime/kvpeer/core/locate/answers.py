@@ -5,14 +5,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from kvpeer.model import AGENT_ID_BYTES, HOLDER_DTYPE, AgentId, RemoteProtocolError
+from kvpeer.model import AGENT_ID_BYTES, HOLDER_DTYPE, HOLDERS_MAX, AgentId, RemoteProtocolError
 from kvpeer.wire.messages import Holders
 from kvpeer.wire.packing import unpack_holders
 
-__all__ = ["AGENTS_PER_ANSWER_MAX", "HOLDERS_PER_KEY_MAX", "Answers", "LookupStatus", "checked"]
-
-HOLDERS_PER_KEY_MAX = 16
-"""Holders of a key in an answer; equal to KVP_HOLDERS_MAX of the native table."""
+__all__ = ["AGENTS_PER_ANSWER_MAX", "Answers", "LookupStatus", "checked"]
 
 AGENTS_PER_ANSWER_MAX = 1024
 """Different producers in one answer: as many as a cluster has members."""
@@ -79,8 +76,8 @@ def checked(message: Holders, n: int) -> tuple[npt.NDArray[np.uint8], npt.NDArra
         RemoteProtocolError: they do not fit the ask or each other.
     """
     statuses, counts, holders = unpack_holders(message, n)
-    if n and int(counts.max()) > HOLDERS_PER_KEY_MAX:
-        raise RemoteProtocolError(f"counts: {int(counts.max())} holders of one key are beyond {HOLDERS_PER_KEY_MAX}")
+    if n and int(counts.max()) > HOLDERS_MAX:
+        raise RemoteProtocolError(f"counts: {int(counts.max())} holders of one key are beyond {HOLDERS_MAX}")
     if len(message.agents) > AGENTS_PER_ANSWER_MAX * AGENT_ID_BYTES:
         raise RemoteProtocolError(f"agents: {len(message.agents)} bytes are more than {AGENTS_PER_ANSWER_MAX} ids")
     if statuses.any():  # not all known
