@@ -112,13 +112,15 @@ engine-test: $(BUILD)/vllm-venv/.ready $(LIB) ## two real vLLM engines
 	$(call SAY,real engines)
 	@KVPEER_VLLM_PYTHON=$(CURDIR)/$(ENGINE_VENV)/bin/python $(BIN)/pytest -q -m engine
 
-test: test-fast long-test fuzz-smoke engine-test ## what CI runs
+test: test-fast coverage long-test fuzz-smoke engine-test ## what CI runs
 
 # ---- searches: what no test was written for ---------------------------------------------------------------------------
 
 FUZZ_SECONDS ?= 3600
+# The tests that state promises of the pure parts one by one; simulations run through everything and prove little line by line.
+PURE_TESTS := runtime/tests/core runtime/tests/wire --ignore=runtime/tests/core/test_membership_cluster.py --ignore=runtime/tests/core/test_directory_simulation.py
 
-.PHONY: fuzz-build fuzz-seeds fuzz-smoke fuzz
+.PHONY: coverage fuzz-build fuzz-seeds fuzz-smoke fuzz mutants
 fuzz-build: $(LIB)
 	@command -v clang++ >/dev/null || { echo "fuzzing needs clang: apt-get install clang libclang-rt-dev"; exit 1; }
 	@cd runtime/native && PATH=$(CURDIR)/$(BIN):$$PATH cmake --preset fuzz >/dev/null && PATH=$(CURDIR)/$(BIN):$$PATH cmake --build --preset fuzz -- --quiet
@@ -133,6 +135,16 @@ fuzz: fuzz-build ## the same for FUZZ_SECONDS each (3600), and what is new is ke
 
 fuzz-seeds: $(LIB) ## the inputs that fuzzing starts from, from real messages
 	@cd runtime/tests && PYTHONPATH=..:.:wire $(CURDIR)/$(BIN)/python -m fuzz.seeds
+
+coverage: $(LIB) ## branches of core and wire that their own tests reach: at least 95 % (build/coverage.txt)
+	$(call SAY,branch coverage of core and wire)
+	@$(BIN)/pytest -q --no-header --hypothesis-profile=quick $(PURE_TESTS) --cov=kvpeer.core --cov=kvpeer.wire --cov-branch --cov-report= >$(BUILD)/coverage.log || { cat $(BUILD)/coverage.log; exit 1; }
+	@$(BIN)/coverage report --show-missing --skip-covered >$(BUILD)/coverage.txt
+	@for part in core wire; do echo "$$part $$($(BIN)/coverage report --include="*/$$part/*" --fail-under=95 --format=total) %" || exit 1; $(BIN)/coverage report --include="*/$$part/*" --fail-under=95 >/dev/null || { cat $(BUILD)/coverage.txt; exit 1; }; done
+
+mutants: $(LIB) ## hours: changes of core and wire that no test notices, into build/mutants (MODULES=core/ring)
+	$(call SAY,mutants)
+	@cd runtime/tests && $(CURDIR)/$(BIN)/python -m mutation $(MODULES)
 
 .PHONY: docs
 docs: $(LIB) ## regenerate the pages that are made from code (a test compares them)

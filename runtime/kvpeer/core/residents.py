@@ -188,12 +188,13 @@ class Residents:
 
     def check(self) -> None:
         """Raises InternalError if the indices disagree with the pages or with the extents."""
-        busy, used = Counter[int](), Counter[int]()
+        busy, used, settling = Counter[int](), Counter[int](), Counter[int]()
         for slot, page in self.by_slot.items():
             number = self._extents.extent_of(slot).number
             busy[number] += 1
             is_indexed = self.by_key.get(page.key) is page
             used[number] += is_indexed
+            settling[number] += page.state is ResidentState.QUARANTINED and not page.rests_long
             if page.slot != slot or is_indexed != (page.state in (ResidentState.WRITING, ResidentState.COMMITTED)):
                 raise InternalError(f"slot {slot} is {page.state.name} and indexed: {is_indexed}")
             if (page.state is ResidentState.WRITING) != (self.writing.get(slot) is page):
@@ -201,7 +202,8 @@ class Residents:
             if (page.state is ResidentState.LEAVING) != (page.is_held and not is_indexed):
                 raise InternalError(f"slot {slot} is {page.state.name} and held: {page.is_held}")
         for number, extent in self._extents.opened.items():
-            if (extent.n_busy, extent.n_used) != (busy[number], used[number]):
+            counted = busy[number], used[number], settling[number]
+            if (extent.n_busy, extent.n_used, extent.n_settling) != counted:
                 raise InternalError(f"extent {number} counts its slots wrong")
         if len(self.by_key) != sum(used.values()):
             raise InternalError("a key names a page that is in no slot")
