@@ -1,0 +1,41 @@
+"""Which tests have to kill the mutants of which module: its own fast ones, not whatever else runs through it."""
+
+from __future__ import annotations
+
+__all__ = ["TESTS_OF_MODULE"]
+
+_SLOTS = ("core/test_slots.py", "core/test_slots_accounts.py", "core/test_slots_stateful.py")
+_MEMBERSHIP = ("core/test_membership.py", "core/test_membership_settings.py")
+_LOCATE = ("core/test_locate.py",)
+
+TESTS_OF_MODULE: dict[str, tuple[str, ...]] = {
+    "wire/framing": ("wire/test_framing.py",),
+    "wire/codec": ("wire/test_codec.py", "wire/test_codec_properties.py"),
+    "wire/packing": ("wire/test_packing.py",),
+    "core/chain": ("core/test_chain.py",),
+    "core/ring": ("core/test_ring.py",),
+    "core/extents": ("core/test_extents.py", *_SLOTS),
+    "core/resident": _SLOTS,
+    "core/residents": _SLOTS,
+    "core/room": _SLOTS,
+    "core/slots": _SLOTS,
+    "core/publisher": ("core/test_publisher.py",),
+    "core/owner_stream": ("core/test_publisher.py",),
+    "core/directory": ("core/test_directory_shard.py", "core/test_directory_shard_stateful.py"),
+    "core/directory_stream": ("core/test_directory_shard.py", "core/test_publisher.py"),
+    "core/locate/plan": _LOCATE,
+    "core/locate/owners": _LOCATE,
+    "core/locate/answers": _LOCATE,
+    "core/membership/machine": _MEMBERSHIP,
+    "core/membership/table": _MEMBERSHIP,
+    "core/membership/probing": _MEMBERSHIP,
+    "core/membership/dissemination": _MEMBERSHIP,
+    "core/membership/rumours": _MEMBERSHIP,
+    "core/membership/settings": _MEMBERSHIP,
+    "core/sources": ("core/test_sources.py",),
+    "core/negative": ("core/test_negative.py",),
+    "core/breaker": ("core/test_breaker.py",),
+    "core/policy": ("core/test_policy.py",),
+    "core/eviction/lru": ("core/test_slots.py", "core/test_slots_stateful.py"),
+}
+"""In the order in which they run: first those whose mistakes mean wrong bytes or calls that never end."""
