@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kvpeer.core.chain import Chain, ChainSlice, namespace_digest, page_key
 from kvpeer.model import ANCHOR_GROUP_PAGES, KEY_BYTES, N_PARTITIONS, LocalProtocolError
+from kvpeer.wire.packing import n_chain_keys
 
 NAMESPACE = namespace_digest({"model": "tiny", "dtype": "bf16"})
 
@@ -73,6 +74,9 @@ def test_bad_namespace_or_group_is_refused(namespace, group):
 
 
 def test_chain_holds_the_keys_of_its_pages():
+    unnamed = Chain(NAMESPACE)
+    unnamed.extend([b"a"])
+    assert unnamed.slice(0, 1).keys == page_key(NAMESPACE, b"a", 0), "without a group it is group 0"
     chain = Chain(NAMESPACE, group=3)
     chain.extend([b"a", b"b"])
     chain.extend([b"c"])
@@ -107,6 +111,23 @@ def test_a_part_of_a_slice_equals_the_slice_of_the_chain(n_pages, drawn):
     start = drawn.draw(st.integers(0, stop - first))
     end = drawn.draw(st.integers(start, stop - first))
     assert chain.slice(first, stop).part(start, end) == chain.slice(first + start, first + end)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 130), st.data())
+def test_a_slice_has_the_anchors_that_the_wire_expects(n_pages, drawn):
+    """Two modules count groups; a slice that one makes and the other refuses could never be asked for."""
+    first = drawn.draw(st.integers(0, n_pages))
+    stop = drawn.draw(st.integers(first, n_pages))
+    piece = chain_of(n_pages).slice(first, stop)
+    assert n_chain_keys(first, piece.keys, piece.anchors) == stop - first
+
+
+@pytest.mark.parametrize(
+    ("first", "n", "anchors"), [(0, 31, 1), (0, 32, 1), (0, 33, 2), (31, 1, 1), (33, 0, 0), (31, 2, 2)]
+)
+def test_anchors_of_slices_that_end_at_a_group(first, n, anchors):
+    assert len(chain_of(70).slice(first, first + n).anchors) == anchors * KEY_BYTES
 
 
 def test_a_prompt_of_781_pages_has_25_anchors():

@@ -72,6 +72,27 @@ def test_the_epoch_tells_assignments_apart():
     assert all(len(ring.epoch) == EPOCH_BYTES for ring in rings)
 
 
+def test_the_epoch_is_a_constant_of_the_format():
+    """Agents of different builds must agree, so it may change only together with the version that is hashed in."""
+    assert Ring.build(agents(3)).epoch.hex() == "08aefbb63ec2758420cf9c32e8bfd963"
+
+
+def test_the_smallest_ring_has_one_point_and_its_agent_owns_all():
+    ring = Ring.build(agents(1), replicas=1, virtual_nodes=1)
+    assert ring.owned_by(ring.members[0]).all()
+    assert ring.owned_by(agents(2)[1]).dtype == np.bool_
+    assert ring.owners(EVERY_PARTITION).dtype == np.int32
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(2, 40), st.integers(0, 2**32))
+def test_a_leave_moves_about_one_share_and_no_more(n, seed):
+    *rest, left = agents(n, seed)
+    old, new = owner_ids(Ring.build([*rest, left])), owner_ids(Ring.build(rest))
+    n_moved = sum(old_row != new_row for old_row, new_row in zip(old, new, strict=True))
+    assert n_moved <= 1.6 * N_PARTITIONS * min(2, n) / n
+
+
 @pytest.mark.parametrize("n", [0, 1, 2, 3, 4])
 def test_with_fewer_members_than_replicas_the_rest_is_minus_one(n):
     owners = Ring.build(agents(n), replicas=3).owners(EVERY_PARTITION)

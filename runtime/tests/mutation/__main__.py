@@ -9,8 +9,11 @@ survivors are tried again. `--minutes` bounds a call. Texts of errors are not mu
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -104,12 +107,18 @@ def mutate(module: str, n_jobs: int, left_s: float) -> None:
     print(f"== {module}", flush=True)
     for names in ([survivors] if survivors else []) + [[]]:
         command = [sys.executable, "-m", "mutmut", "run", "--max-children", str(n_jobs), *names]
+        with open(space / "mutmut.log", "ab") as log:
+            # A session of its own, so that mutants that loop for ever end with it.
+            running = subprocess.Popen(command, cwd=space, stdout=log, stderr=log, start_new_session=True)
         try:
-            with open(space / "mutmut.log", "ab") as log:
-                subprocess.run(command, cwd=space, stdout=log, stderr=log, timeout=left_s, check=False)
+            running.wait(left_s)
         except subprocess.TimeoutExpired:
             print("   out of time; the next run goes on here")
             return
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(running.pid, signal.SIGKILL)
+            running.wait()
 
 
 def copy_sources(module: str, space: Path) -> bool:

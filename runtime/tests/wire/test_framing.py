@@ -157,6 +157,13 @@ def test_our_own_faulty_frame_is_a_local_error(kind: FrameKind, frame_id: int, m
         pack_frame(kind, frame_id, b"", ms)
 
 
-@pytest.mark.parametrize(("seconds", "ms"), [(0.0, 1), (-5.0, 1), (0.0015, 1), (0.25, 250), (1e9, DEADLINE_MS_MAX)])
+@pytest.mark.parametrize(
+    ("seconds", "ms"), [(0.0, 1), (-5.0, 1), (0.0015, 1), (0.25, 250), (7.0, 7000), (1e9, DEADLINE_MS_MAX)]
+)
 def test_remaining_time_becomes_a_valid_deadline(seconds: float, ms: int) -> None:
     assert remaining_ms(seconds) == ms
+
+
+@pytest.mark.parametrize("ms", [1, DEADLINE_MS_MAX])
+def test_the_first_and_the_last_deadline_are_valid(ms: int) -> None:
+    assert FrameReader().feed(pack_frame(FrameKind.REQUEST, 1, b"", ms)) == [Frame(FrameKind.REQUEST, 1, ms, b"")]
