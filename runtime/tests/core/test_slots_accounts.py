@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kvpeer.core.slot_effects import NoRoom, PageShape, Reservation, ReserveStatus
+from kvpeer.core.slot_effects import (
+    MarkCommitted,
+    NoRoom,
+    PageShape,
+    Published,
+    Reservation,
+    ReserveStatus,
+    Withdrawn,
+)
 from kvpeer.core.slots import SlotSettings, SlotTable
 from kvpeer.model import KEY_BYTES
 from oracles.slot_model import EffectModel, keys_of, partitions_of
@@ -62,6 +70,10 @@ def test_a_page_is_complete_with_its_last_part_and_not_before() -> None:
     assert zero.slots.tolist() == one.slots.tolist()
     assert pool.commit(zero, 1.0) == [False, False]
     assert pool.commit(one, 1.0, writer=2, part=1) == [True, True]
+    zero = pool.reserve(3, now=2.0, shape=TWO_PARTS)
+    one = pool.reserve(3, now=2.0, writer=2, part=1, shape=TWO_PARTS)
+    assert pool.commit(one, 3.0, writer=2, part=1) == [False], "in whatever order"
+    assert pool.commit(zero, 3.0) == [True]
 
 
 def test_a_part_has_one_writer_also_after_other_parts_were_joined() -> None:
@@ -70,6 +82,27 @@ def test_a_part_has_one_writer_also_after_other_parts_were_joined() -> None:
     pool.reserve(1, now=0.0, writer=2, part=1, shape=TWO_PARTS)
     for writer, part in ((3, 0), (3, 1), (1, 1)):
         assert pool.reserve(1, now=0.0, writer=writer, part=part, shape=TWO_PARTS).statuses.tolist() == [BUSY]
+
+
+def test_the_directory_hears_all_of_a_page_when_it_comes_and_when_it_goes() -> None:
+    pool = Pool()
+    keys = keys_of(1, 2)
+    partitions = np.array([5, 4095], dtype=np.uint16)
+    reservation, effects = pool.table.reserve(1, keys, partitions, PageShape(9999, 1, 3), 0, 0.0)
+    pool.model.perform(effects)
+    columns = reservation.slots, reservation.generations
+    _, (marked, published) = pool.table.commit(1, *columns, 0, 1.0)
+    assert isinstance(marked, MarkCommitted)
+    assert isinstance(published, Published)
+    assert (marked.keys, published.keys) == (keys, keys)
+    assert published.partitions.tolist() == [5, 4095]
+    assert published.lengths.tolist() == [9999, 9999]
+    _, withdrawn = pool.table.withdraw_cohort(3, 2.0)
+    assert isinstance(withdrawn, Withdrawn)
+    assert (withdrawn.keys, withdrawn.partitions.tolist()) == (keys, [5, 4095])
+    for told in (published, withdrawn):
+        assert [told.slots.tolist(), told.generations.tolist()] == [column.tolist() for column in columns]
+        assert (told.slots.dtype, told.generations.dtype) == (np.uint32, np.uint32)
 
 
 def test_each_key_of_a_batch_has_its_own_answer_whatever_came_before_it() -> None:

@@ -27,6 +27,10 @@ def keys_of(*numbers: int) -> bytes:
     return b"".join(map(key_of, numbers))
 
 
+def split(keys: bytes) -> list[bytes]:
+    return [keys[start : start + KEY_BYTES] for start in range(0, len(keys), KEY_BYTES)]
+
+
 def partitions_of(keys: bytes) -> np.ndarray:
     return np.arange(len(keys) // KEY_BYTES, dtype=np.uint16)
 
@@ -41,7 +45,9 @@ class EffectModel:
         self.slot_bytes: dict[int, int] = {}
         self.headers: dict[int, tuple[str, int]] = {}
         self.generations: dict[int, int] = {}
+        self.keys: dict[int, bytes] = {}  # in the headers of committed slots
         self.directory: dict[bytes, tuple[int, int]] = {}
+        self.partitions: dict[bytes, int] = {}  # of the pages in the directory
 
     def interval(self, slot: int) -> tuple[int, int]:
         extent, idx = divmod(slot, SLOTS_PER_EXTENT)
@@ -70,23 +76,36 @@ class EffectModel:
                         self.generations[slot] = generation
                         self.headers[slot] = ("writing", generation)
                         written.append(slot)
-                case MarkCommitted(slots, generations, _):
-                    for slot, generation in zip(slots.tolist(), generations.tolist(), strict=True):
+                case MarkCommitted(slots, generations, keys):
+                    pages = zip(slots.tolist(), generations.tolist(), split(keys), strict=True)
+                    for slot, generation, key in pages:
                         assert self.headers[slot] == ("writing", generation)
                         self.headers[slot] = ("committed", generation)
+                        self.keys[slot] = key
                 case MarkWithdrawn(slots, generations):
                     for slot, generation in zip(slots.tolist(), generations.tolist(), strict=True):
                         assert self.headers[slot] in {("writing", generation), ("committed", generation)}
                         self.headers[slot] = ("withdrawn", generation)
-                case Published(keys, _, slots, generations, _):
-                    for idx, location in enumerate(zip(slots.tolist(), generations.tolist(), strict=True)):
-                        key = keys[idx * KEY_BYTES : (idx + 1) * KEY_BYTES]
+                case Published(keys, partitions, slots, generations, lengths):
+                    assert (partitions.dtype, lengths.dtype) == (np.uint16, np.uint32)
+                    pages = zip(split(keys), partitions.tolist(), lengths.tolist(), strict=True)
+                    locations = zip(slots.tolist(), generations.tolist(), strict=True)
+                    for (key, partition, length), (slot, generation) in zip(pages, locations, strict=True):
                         assert key not in self.directory
-                        self.directory[key] = location
-                case Withdrawn(keys, _, slots, generations):
-                    for idx, location in enumerate(zip(slots.tolist(), generations.tolist(), strict=True)):
-                        key = keys[idx * KEY_BYTES : (idx + 1) * KEY_BYTES]
+                        assert self.headers[slot] == ("committed", generation)
+                        assert self.keys[slot] == key
+                        start, stop = self.interval(slot)
+                        assert 0 < length <= stop - start
+                        self.directory[key] = (slot, generation)
+                        self.partitions[key] = partition
+                case Withdrawn(keys, partitions, slots, generations):
+                    assert partitions.dtype == np.uint16
+                    locations = zip(slots.tolist(), generations.tolist(), strict=True)
+                    for key, partition, location in zip(split(keys), partitions.tolist(), locations, strict=True):
                         assert self.directory.pop(key) == location
+                        assert self.partitions.pop(key) == partition
+                case _:
+                    raise AssertionError(f"no effect: {effect}")
         return written
 
     def open_extents(self, table: SlotTable) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from kvpeer.model import ANCHOR_GROUP_PAGES, HOLDER_DTYPE, N_PARTITIONS, LocalProtocolError, RemoteProtocolError
 from kvpeer.wire.messages import Holders
 from kvpeer.wire.packing import (
+    CHAIN_PAGES_MAX,
     I8,
     U1,
     U2,
@@ -62,8 +63,11 @@ def test_a_partition_out_of_range_is_refused() -> None:
     last = pack(np.array([0, N_PARTITIONS - 1], dtype=U2), U2)
     assert unpack_partitions(last, 2).tolist() == [0, N_PARTITIONS - 1]
     assert unpack_partitions(b"", 0).tolist() == []
-    with pytest.raises(RemoteProtocolError, match="partition 4096"):
-        unpack_partitions(pack(np.array([N_PARTITIONS], dtype=U2), U2), 1)
+    beyond = pack(np.array([N_PARTITIONS], dtype=U2), U2)
+    with pytest.raises(RemoteProtocolError, match=r"^partitions: partition 4096"):
+        unpack_partitions(beyond, 1)
+    with pytest.raises(RemoteProtocolError, match=r"^repair: 2 bytes"):
+        unpack_partitions(beyond, 2, "repair")
 
 
 @given(st.integers(0, 200), st.integers(0, 200))
@@ -71,12 +75,26 @@ def test_anchor_groups_are_those_that_the_pages_touch(first: int, n: int) -> Non
     assert n_anchors(first, n) == len({page // ANCHOR_GROUP_PAGES for page in range(first, first + n)})
 
 
+@pytest.mark.parametrize(
+    ("first", "n", "groups"), [(0, 31, 1), (0, 32, 1), (0, 33, 2), (31, 1, 1), (31, 2, 2), (33, 0, 0)]
+)
+def test_anchor_groups_at_their_ends(first: int, n: int, groups: int) -> None:
+    assert n_anchors(first, n) == groups
+
+
+def test_the_last_page_of_a_chain_is_a_page_and_the_one_behind_it_is_none() -> None:
+    assert n_chain_keys(CHAIN_PAGES_MAX - 1, bytes(16), bytes(16)) == 1
+    for first in (CHAIN_PAGES_MAX, CHAIN_PAGES_MAX + 1):
+        with pytest.raises(RemoteProtocolError, match=f"^first: {first} is not"):
+            n_chain_keys(first, bytes(16), bytes(16))
+
+
 def test_a_chain_slice_has_keys_and_anchors_that_fit() -> None:
     assert n_chain_keys(31, bytes(2 * 16), bytes(2 * 16)) == 2
     assert n_chain_keys(0, b"", b"") == 0
     with pytest.raises(RemoteProtocolError, match="anchors: 16 bytes instead of 2 x 16 for 2 pages from 31"):
         n_chain_keys(31, bytes(2 * 16), bytes(16))
-    with pytest.raises(RemoteProtocolError, match="keys"):
+    with pytest.raises(RemoteProtocolError, match=r"^keys: "):
         n_chain_keys(0, bytes(15), bytes(16))
     with pytest.raises(RemoteProtocolError, match="first: -1"):
         n_chain_keys(-1, bytes(16), bytes(16))
@@ -109,5 +127,5 @@ def test_holders_are_cut_by_their_counts() -> None:
 def test_holders_that_do_not_fit_are_refused(
     statuses: bytes, counts: bytes, agents: bytes, holders: bytes, fault: str
 ) -> None:
-    with pytest.raises(RemoteProtocolError, match=fault):
+    with pytest.raises(RemoteProtocolError, match=f"^(holders: )?{fault}"):
         unpack_holders(Holders(statuses, counts, agents, holders), 1)
