@@ -65,6 +65,7 @@ class OwnerStream:
         self._to_send: _Flags = np.zeros(N_PARTITIONS, dtype=np.bool_)
         self._to_compare: _Flags = np.zeros(N_PARTITIONS, dtype=np.bool_)
         self._ops_were_last = False
+        self._may_be_due = False  # False after a look at all partitions found nothing, until something changes
 
     # ---- what becomes due ------------------------------------------------------------------------------------------
 
@@ -72,12 +73,14 @@ class OwnerStream:
         """The owner has these partitions from now on; gained ones are to be sent."""
         gained = owned & ~self.owned
         self.owned = owned
+        self._may_be_due = True
         self._to_compare &= owned
         self._to_send = (self._to_send | gained) & owned
         self._keep_queued(owned & ~self._to_send)
 
     def enqueue(self, ops: OpColumns) -> None:
         """Queues ops for partitions that the owner has; beyond QUEUE_OPS_MAX, their partitions are to be sent."""
+        self._may_be_due = True
         ops = ops.select(~self._to_send[ops.partitions])
         self._queue.append(ops)
         self._n_queued += len(ops)
@@ -89,6 +92,7 @@ class OwnerStream:
 
     def compare(self, partitions: _Flags) -> None:
         """These partitions, as far as the owner has them, are to be compared."""
+        self._may_be_due = True
         self._to_compare |= partitions & self.owned
 
     @property
@@ -105,7 +109,7 @@ class OwnerStream:
 
         Ops and the rest take turns, so that neither waits for the end of the other.
         """
-        if self.outstanding is not None:
+        if self.outstanding is not None or not self._may_be_due:
             return None
         ops_first = not self._ops_were_last
         for is_ops in (ops_first, not ops_first):
@@ -115,6 +119,7 @@ class OwnerStream:
                 self.outstanding = message
                 self.retry_at = None
                 return message
+        self._may_be_due = False
         return None
 
     def answered(self, answer: Applied | DigestsChecked) -> None:

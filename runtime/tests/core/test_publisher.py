@@ -11,7 +11,7 @@ from kvpeer.core.directory_table import Op
 from kvpeer.core.owner_stream import RETRY_MAX_S, RETRY_MIN_S
 from kvpeer.core.publisher import Publisher
 from kvpeer.core.ring import Ring
-from kvpeer.model import LocalProtocolError, RemoteProtocolError
+from kvpeer.model import N_PARTITIONS, LocalProtocolError, RemoteProtocolError
 from kvpeer.wire.messages import Applied, Apply, Digests, DigestsChecked, Repair, Synced
 from oracles.directory_oracle import DirectoryOracle
 
@@ -361,3 +361,35 @@ def test_a_shard_that_forgot_a_producer_learns_all_again():
         {(ALPHA, 3, 1)},
     ]
     assert shard.n_unsure_partitions() == 0
+
+
+@pytest.fixture
+def stream_at_rest() -> owner_stream.OwnerStream:
+    """Towards an owner of everything, which has heard that there is nothing."""
+    stream = owner_stream.OwnerStream(0)
+    stream.own(np.ones(N_PARTITIONS, dtype=np.bool_))
+    assert isinstance(stream.next_message(DirectoryOracle()), Synced)
+    stream.answered(Applied(stream.sequence, b""))
+    assert stream.next_message(DirectoryOracle()) is None
+    assert stream.is_idle
+    return stream
+
+
+def test_a_stream_at_rest_notices_a_change(stream_at_rest):
+    stream_at_rest.enqueue(op_columns(("a", 5, 0, 1)))
+    assert isinstance(stream_at_rest.next_message(DirectoryOracle()), Apply)
+
+
+def test_a_stream_at_rest_notices_what_its_owner_gained(stream_at_rest):
+    everything = np.ones(N_PARTITIONS, dtype=np.bool_)
+    stream_at_rest.own(~everything)
+    assert stream_at_rest.next_message(DirectoryOracle()) is None
+    stream_at_rest.own(everything)
+    assert isinstance(stream_at_rest.next_message(DirectoryOracle()), Synced)
+
+
+def test_a_stream_at_rest_notices_what_is_to_be_compared_and_then_what_differed(stream_at_rest):
+    stream_at_rest.compare(np.arange(N_PARTITIONS) == 5)
+    assert isinstance(stream_at_rest.next_message(DirectoryOracle()), Digests)
+    stream_at_rest.answered(DigestsChecked(np.array([5], dtype=np.uint16).tobytes()))
+    assert isinstance(stream_at_rest.next_message(DirectoryOracle()), Synced)
