@@ -71,7 +71,7 @@ engine-venv: $(BUILD)/vllm-venv/.ready ## vLLM for the CPU with kvpeer installed
 
 # ---- checks -----------------------------------------------------------------------------------------------------------
 
-.PHONY: lint types contracts unit native-test process-test long-test soak test-fast engine-test test
+.PHONY: lint types contracts unit native-test process-test long-test sim soak test-fast engine-test test
 lint: $(VENV)/.ready ## ruff: rules and format
 	$(call SAY,lint)
 	@$(BIN)/ruff check -q . && $(BIN)/ruff format -q --check .
@@ -102,6 +102,10 @@ long-test: $(LIB) ## longer runs: 10,000 reuses of slots under readers, ten minu
 	$(call SAY,longer tests)
 	@$(BIN)/pytest -q -n $(JOBS) -m long
 
+sim: $(LIB) ## 200 seeds of a simulated cluster under faults
+	$(call SAY,simulated clusters)
+	@cd runtime && $(CURDIR)/$(BIN)/python -m kvpeer.cli sim cluster --agents 16 --seeds 200 --jobs $(JOBS)
+
 soak: $(LIB) ## the longest runs: a million fetches, between processes and by each transport (30 minutes)
 	$(call SAY,soak)
 	@$(BIN)/pytest -q -m "soak and not engine"
@@ -112,7 +116,7 @@ engine-test: $(BUILD)/vllm-venv/.ready $(LIB) ## two real vLLM engines
 	$(call SAY,real engines)
 	@KVPEER_VLLM_PYTHON=$(CURDIR)/$(ENGINE_VENV)/bin/python $(BIN)/pytest -q -m engine
 
-test: test-fast coverage long-test fuzz-smoke engine-test ## what CI runs
+test: test-fast coverage long-test sim fuzz-smoke engine-test ## what CI runs
 
 # ---- searches: what no test was written for ---------------------------------------------------------------------------
 

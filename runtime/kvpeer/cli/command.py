@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from kvpeer import AGENT_PACKAGES, __version__
 from kvpeer.cli.chaos import add_command as add_chaos
+from kvpeer.cli.sim import add_sim
 from kvpeer.model import ConfigError
 
 __all__ = ["main"]
@@ -56,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     local.add_argument("--quick", action="store_true", help="few rounds: shows that it works, measures little")
     local.add_argument("--check", action="store_true", help="end with status 1 if a budget does not hold")
     local.set_defaults(run=_bench_local)
+    add_sim(commands)
 
     version = commands.add_parser("version", help="print the version of kvpeer and of its wire protocol")
     version.set_defaults(run=_print_version)

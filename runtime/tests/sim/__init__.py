@@ -1,0 +1,1 @@
+"""The simulation of a whole cluster, and the mistakes that it must find."""
