@@ -81,5 +81,6 @@ def _run(cluster: Cluster) -> None:
             run_until(world.kernel.now + READER_STEP_S)
         if not task.is_done:
             world.violate("a reader did not get its answers", agent.name)
+        run_until(world.kernel.now + READER_STEP_S)  # what it published is on its way
     cluster.calls.check()
     world.note("end", sum(len(agent.pool.table._residents.by_key) for agent in cluster.agents()))
