@@ -347,6 +347,8 @@ class DirectoryShard:
 
     def _confirm(self, state: _Producer, partitions: npt.NDArray[np.uint16]) -> None:
         state.confirmed[partitions] = True
+        # What is not owned yet is dropped, like records, when this shard does not become the owner soon.
+        self._held[partitions[~self._owned[partitions]]] = True
         self._synced = None
 
     def _count(self, state: _Producer, partition: npt.NDArray[np.uint16]) -> int:

@@ -289,6 +289,20 @@ def test_what_came_early_counts_unless_it_was_dropped_before_the_take_over():
 # ---- stale reports ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("way", "said"), [("synced", synced(0, [5])), ("digests", digests_of(partitions=[5]))])
+def test_what_was_confirmed_early_is_forgotten_too_when_the_take_over_does_not_come(way, said):
+    """Its producer saw another ring for a moment, and does not tell this shard any more what it publishes there."""
+    shard = shard_with(ALPHA, owners=(ALPHA,))
+    getattr(shard, way)(ALPHA, said)
+    shard.sweep(5000, now=0.0)
+    shard.sweep(5000, now=PREVIOUS_OWNER_S)
+    shard.members_changed(Ring.build([OWN]), {OWN, ALPHA})
+    shard.synced(OWN, synced(1))
+    assert ask(shard, ("a", 5)) == [(UNSURE, set())]
+    shard.synced(ALPHA, synced(1, [5]))
+    assert ask(shard, ("a", 5)) == [(MISS, set())]
+
+
 def test_a_stale_report_takes_away_exactly_the_location_it_names():
     shard = shard_with(ALPHA, BETA)
     shard.apply(ALPHA, put(0, ("p", 5, 1, 1)))
