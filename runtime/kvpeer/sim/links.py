@@ -139,9 +139,8 @@ class Link:
 
     def _take(self, frame: Frame) -> None:
         if frame.kind is FrameKind.REPLY:
-            answer = self.pending.pop(frame.id, None)
-            message = decode_peer(frame.body)
-            if answer is not None:
+            message = decode_peer(frame.body)  # first: what cannot be read is no answer
+            if (answer := self.pending.pop(frame.id, None)) is not None:
                 answer.set(message)
         elif frame.kind is FrameKind.ERROR:
             self._take_refusal(frame)
