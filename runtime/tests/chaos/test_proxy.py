@@ -36,9 +36,14 @@ def agent() -> Iterator[socket.socket]:
         yield listener
 
 
+def at(listener: socket.socket) -> str:
+    host, port = listener.getsockname()
+    return f"{host}:{port}"
+
+
 @pytest.fixture
 def injector(agent: socket.socket, tmp_path: Path) -> Iterator[Injector]:
-    with contextlib.closing(Injector(tmp_path / "chaos", {"r": agent.getsockname()[1]})) as injector:
+    with contextlib.closing(Injector(tmp_path / "chaos", {"r": at(agent)})) as injector:
         yield injector
 
 
@@ -227,8 +232,7 @@ def test_an_agent_that_is_not_there_resets_its_clients_and_is_counted(agent: soc
 
 def test_a_seed_gives_the_same_bytes_in_another_run(agent: socket.socket, tmp_path: Path) -> None:
     def received(name: str, seed: int) -> bytes:
-        targets = {"r": agent.getsockname()[1]}
-        with contextlib.closing(Injector(tmp_path / name, targets, seed)) as injector:
+        with contextlib.closing(Injector(tmp_path / name, {"r": at(agent)}, seed=seed)) as injector:
             injector.set("r", {"kind": "corrupt", "probability": 0.05})
             with socket.create_connection((HOST, injector.port("r")), DEADLINE_S) as client, agent.accept()[0] as end:
                 send(client, BYTES)
@@ -320,10 +324,9 @@ def test_a_taken_port_or_control_socket_ends_the_start_and_is_named(injector: In
 
 
 def test_flags_describe_one_route(agent: socket.socket, tmp_path: Path) -> None:
-    port = agent.getsockname()[1]
     flags = ["--corrupt", "1", "--direction", "to_agent", "--delay-ms", "1", "--freeze", "0ms-200ms", "--seed", "9"]
     process = subprocess.Popen(
-        [*COMMAND, "--listen", f"{HOST}:0", "--to", f"{HOST}:{port}", *flags],
+        [*COMMAND, "--listen", f"{HOST}:0", "--to", at(agent), *flags],
         env=variables({}), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     with process:

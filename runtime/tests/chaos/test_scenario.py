@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
 import pytest
+from kvpeer.agent.config import load
 from kvpeer.chaos.faults import Direction, Fault, FaultKind
 from kvpeer.chaos.scenario import (
     FAULTS_MAX,
@@ -18,7 +20,10 @@ from kvpeer.chaos.scenario import (
     parse_scenario,
     read_scenario,
 )
+from kvpeer.metrics.definitions import METRICS
 from kvpeer.model import ConfigError
+
+ROOT = Path(__file__).parents[3]
 
 YAML = """
 seed: 7
@@ -154,3 +159,18 @@ def test_faults_alone_are_read_as_in_a_scenario() -> None:
 def test_an_address_reads_as_it_is_written() -> None:
     for text in ("10.0.0.7:7400", "[fd00::7]:7400"):
         assert str(parse_address(text, "--to")) == text
+
+
+def test_the_page_for_operators_has_a_scenario_settings_and_metrics_that_exist(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "chaos.md").read_text()
+    agent, scenario = (block.split("```")[0] for block in page.split("```yaml\n")[1:])
+    for name, text in (("agent.yaml", agent), ("scenario.yaml", scenario)):
+        (tmp_path / name).write_text(text)
+    assert load(tmp_path / "agent.yaml", {}).agent.advertise_control_port == 7400
+    assert [route.name for route in read_scenario(str(tmp_path / "scenario.yaml")).routes] == ["control", "data"]
+    commands = re.findall(r"'(\[.*\])'", page)
+    assert all(isinstance(parse_faults(json.loads(faults)), tuple) for faults in commands)
+    assert len(commands) >= 4
+    named = set(re.findall(r"`(kvpeer_\w+)", page))
+    assert len(named) > 5
+    assert named <= {metric.name for metric in METRICS}

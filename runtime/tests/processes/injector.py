@@ -34,12 +34,12 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 class Injector:
-    """Proxies to ports of this host: `targets` by the names of their routes. They listen where `port` says."""
+    """Proxies to `targets` ("address:port", by the names of their routes). They listen on `host`, where `port` says."""
 
-    def __init__(self, folder: Path, targets: Mapping[str, int], seed: int = SEED) -> None:
+    def __init__(self, folder: Path, targets: Mapping[str, str], host: str = HOST, seed: int = SEED) -> None:
         folder.mkdir(mode=0o700)
         self.path = str(folder / "chaos.sock")
-        routes = [{"name": name, "listen": f"{HOST}:0", "to": f"{HOST}:{port}"} for name, port in targets.items()]
+        routes = [{"name": name, "listen": f"{host}:0", "to": target} for name, target in targets.items()]
         scenario = folder / "scenario.json"
         scenario.write_text(json.dumps({"seed": seed, "routes": routes}))
         self._log_path = folder / "chaos.log"
