@@ -11,7 +11,6 @@ from kvpeer.core import residents
 from kvpeer.core.directory import DirectoryShard
 from kvpeer.core.directory_table import Op
 from kvpeer.core.locate import LocatePlan
-from kvpeer.core.membership import Membership
 from kvpeer.core.owner_stream import OwnerStream
 from kvpeer.core.resident import Resident
 from kvpeer.core.ring import Ring
@@ -98,9 +97,9 @@ def no_anti_entropy(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(OwnerStream, "compare", lambda self, partitions: None)
 
 
-def no_refutation(patch: pytest.MonkeyPatch) -> None:
-    """An agent that hears of its own death does not object."""
-    patch.setattr(Membership, "_hear_of_self", lambda self, update: None)
+def never_sweep(patch: pytest.MonkeyPatch) -> None:
+    """What ended producers and lost partitions held is never freed."""
+    patch.setattr(DirectoryShard, "sweep", lambda self, n_partitions, now: False)
 
 
 def reuse_under_writer(patch: pytest.MonkeyPatch) -> None:
@@ -111,5 +110,5 @@ def reuse_under_writer(patch: pytest.MonkeyPatch) -> None:
 NAMED: list[Mutant] = [
     never_check_generation, withdraw_without_compare, no_incarnation_purge, deadline_ignored, ring_off_by_one,
 ]  # fmt: skip
-OWN: list[Mutant] = [no_anti_entropy, no_refutation, reuse_under_writer]
+OWN: list[Mutant] = [no_anti_entropy, never_sweep, reuse_under_writer]
 MUTANTS = [*NAMED, *OWN]
