@@ -100,25 +100,35 @@ def workspace(module: str) -> Path:
 
 
 def mutate(module: str, n_jobs: int, left_s: float) -> None:
-    """Runs mutmut on one module: on what is unknown, and again on what survived tests that have changed since."""
+    """Runs mutmut on the module's mutants whose fate is not known."""
     space = workspace(module)
-    changed = copy_sources(module, space)
-    survivors = tally_of(module).survivors if changed else []
+    if copy_sources(module, space):
+        forget_survivors(module)
     print(f"== {module}", flush=True)
-    for names in ([survivors] if survivors else []) + [[]]:
-        command = [sys.executable, "-m", "mutmut", "run", "--max-children", str(n_jobs), *names]
-        with open(space / "mutmut.log", "ab") as log:
-            # A session of its own, so that mutants that loop for ever end with it.
-            running = subprocess.Popen(command, cwd=space, stdout=log, stderr=log, start_new_session=True)
-        try:
-            running.wait(left_s)
-        except subprocess.TimeoutExpired:
-            print("   out of time; the next run goes on here")
-            return
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(running.pid, signal.SIGKILL)
-            running.wait()
+    with open(space / "mutmut.log", "ab") as log:
+        command = [sys.executable, "-m", "mutmut", "run", "--max-children", str(n_jobs)]
+        # A session of its own, so that mutants that loop for ever end with it.
+        running = subprocess.Popen(command, cwd=space, stdout=log, stderr=log, start_new_session=True)
+    try:
+        running.wait(left_s)
+    except subprocess.TimeoutExpired:
+        print("   out of time; the next run goes on here")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(running.pid, signal.SIGKILL)
+        running.wait()
+
+
+def forget_survivors(module: str) -> None:
+    """Makes the survivors unknown again, and which test calls what: the tests have changed."""
+    mutants = workspace(module) / "mutants"
+    (mutants / "mutmut-stats.json").unlink(missing_ok=True)
+    results = mutants / "kvpeer" / f"{module}.py.meta"
+    if results.exists():
+        known = json.loads(results.read_text())
+        codes = known["exit_code_by_key"]
+        known["exit_code_by_key"] = {name: None if code in _SURVIVED else code for name, code in codes.items()}
+        results.write_text(json.dumps(known))
 
 
 def copy_sources(module: str, space: Path) -> bool:
@@ -139,7 +149,6 @@ def copy_sources(module: str, space: Path) -> bool:
     settings = _SETTINGS.format(module=module, tests=json.dumps(tests))
     if not (space / "pyproject.toml").exists() or (space / "pyproject.toml").read_text() != settings:
         (space / "pyproject.toml").write_text(settings)
-        (space / "mutants" / "mutmut-stats.json").unlink(missing_ok=True)
         changed = True
     return changed
 
