@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from kvpeer.core.eviction import LeastRecentlyUsed
 from kvpeer.core.extents import GENERATION_MAX, SIZE_CLASSES_MAX, SLOT_ALIGNMENT_BYTES, SLOTS_PER_EXTENT, Extents
 from kvpeer.core.resident import EffectBatch
@@ -40,6 +40,14 @@ class ExtentsMachine(RuleBasedStateMachine):
                 assert not [slot for slot in self.taken if slot // SLOTS_PER_EXTENT == effect.extent]
                 assert self.successors.pop(effect.extent, effect.slot_bytes) == effect.slot_bytes
                 self.sizes[effect.extent] = effect.slot_bytes
+
+    @initialize(n=st.integers(0, 3), page_bytes=st.sampled_from(PAGE_BYTES))
+    def begin(self, n: int, page_bytes: int) -> None:
+        """With some extents of a class, so that the rest is about how they change hands."""
+        self.open_ahead(n)
+        while self.touching:
+            self.opening_ends(True)
+            self.assign_spare(page_bytes)
 
     @rule(n=st.integers(0, 3))
     def open_ahead(self, n: int) -> None:
@@ -76,8 +84,8 @@ class ExtentsMachine(RuleBasedStateMachine):
     def take(self, page_bytes: int) -> None:
         size_class = self.extents.size_class(page_bytes)
         assert size_class is not None
-        got = self.extents.take(size_class)
         free = self.free_slots(size_class.slot_bytes)
+        got = self.extents.take(size_class)
         assert (got is not None) == bool(free)
         if got is not None:
             slot, generation = got
