@@ -163,12 +163,29 @@ def test_a_page_is_held_until_its_last_pin_ends() -> None:
     pool.model.perform(pool.table.release(1, first.pin, 4.0))
     pool.table.check()
     assert pool.table.next_wakeup() == 2.0 + PIN_S, "nothing is in quarantine yet"
+    others = pool.reserve(2, 3, 4, 5, now=4.2)
+    assert others.statuses.tolist() == [WRITE, WRITE, WRITE, NO_ROOM], "its slot is nobody else's"
     pool.model.perform(pool.table.release(1, second.pin, 4.5))
     assert pool.table.stats().n_pins == 1, "it is not the holder's"
     pool.model.perform(pool.table.release(2, second.pin, 5.0))
     assert pool.table.stats().n_pins == 0
-    assert pool.reserve(2, 3, 4, 5, now=6.0).statuses.tolist() == [WRITE] * 4
-    assert reservation.generations.tolist() == [1]
+    again = pool.reserve(5, now=6.0)
+    assert again.statuses.tolist() == [WRITE]
+    assert (again.slots.tolist(), again.generations.tolist()) == (reservation.slots.tolist(), [2])
+
+
+def test_each_page_is_found_where_it_lies() -> None:
+    pool = Pool()
+    for number in (1, 2, 3):
+        pool.model.perform(pool.table.withdraw_cohort(1, number * 1.0))
+        pool.tick(number + 0.5)
+        reservation = pool.publish(1, 2, 3, now=number + 0.6)
+    found = pool.table.find(keys_of(3, 9, 2), 5.0)
+    assert found.resident.tolist() == [True, False, True]
+    for column, expected in ((found.slots, reservation.slots), (found.generations, reservation.generations)):
+        assert column.tolist() == [expected[2], 0, expected[1]]
+    assert found.offsets.tolist() == [reservation.offsets[2], 0, reservation.offsets[1]]
+    assert len({*reservation.slots.tolist(), *reservation.generations.tolist()}) > 3, "no column stands for another"
 
 
 def test_what_is_not_here_is_not_pinned() -> None:
