@@ -130,11 +130,14 @@ def test_requests_at_once_load_and_publish_side_by_side(engines: Engines) -> Non
     engines.producer.complete_all(prompts)
     engines.producer.published()
     before = engines.reader.cached_tokens("p2p")
-    expected = [engines.producer.complete(tokens) for tokens in prompts]
-    answers = engines.reader.complete_all(prompts)
+    engines.reader.complete_all(prompts)
     assert engines.reader.cached_tokens("p2p") - before == 8 * N_PAGES * PAGE_TOKENS
-    # In a batch sums are made in another order, which may tip a close choice; the pages themselves were verified.
-    assert sum(a == e for a, e in zip(answers, expected, strict=True)) >= 6
+    # Answers of a batch may differ in a close choice, because its sums are made in another order, whoever has the
+    # pages. Asked one by one, both engines compute the same from the pages that they have: the reader's were pulled.
+    device = engines.reader.cached_tokens("device")
+    for tokens in prompts:
+        assert engines.reader.complete(tokens) == engines.producer.complete(tokens)
+    assert engines.reader.cached_tokens("device") - device == 8 * N_PAGES * PAGE_TOKENS
 
 
 def test_both_sides_count_what_they_do_in_the_engines_own_metrics(engines: Engines) -> None:
