@@ -78,7 +78,7 @@ class Agent:
         seeds = [control_address(host) for host in range(min(3, world.profile.n_agents))]
         machine = Membership(self.info, MEMBERSHIP, self.rng, process.clock())
         self.membership = MembershipService(machine, process, links, seeds, self._members_changed)
-        self.breakers = Breakers()
+        self.lookups, self.fetches = Breakers(), Breakers()
         self.negative = NegativeCache()
         self.server = DataServer(
             self.agent_id, self.host, self.pool.memory, process, self.rng,
@@ -86,9 +86,9 @@ class Agent:
         )  # fmt: skip
         world.servers.listen(self.info, self.server)
         self.peers = DataPeers(self.agent_id, self.host, self.pool.memory, process, links, self.view, world.servers)
-        self.locator = Locator(process, self.directory, self.view, self.negative, self.breakers)
+        self.locator = Locator(process, self.directory, self.view, self.negative, self.lookups, self.fetches)
         services = Services(
-            process, self.pool, self.locator, self.directory, self.view, self.negative, self.breakers, self.peers,
+            process, self.pool, self.locator, self.directory, self.view, self.negative, self.fetches, self.peers,
             self._touch, self._found_corrupt,
         )  # fmt: skip
         self.puller = Puller(services)
@@ -136,7 +136,7 @@ class Agent:
         statuses = found.resident.astype(np.uint8) * LOCATED_OWN
         missing = np.flatnonzero(~found.resident)
         if len(missing):
-            statuses[missing] = (await self.locator.find(chain, missing, request, deadline)).result.statuses
+            statuses[missing] = await self.locator.locate(chain, missing, request, deadline)
         return statuses
 
     async def fetch(
@@ -187,7 +187,8 @@ class Agent:
         for agent_id in change.ended:
             self.links.forget(agent_id)
             self.server.revoke(agent_id)
-            self.breakers.forget(agent_id)
+            self.lookups.forget(agent_id)
+            self.fetches.forget(agent_id)
             self.peers.forget(agent_id)
         self.links.know(change.alive)
         self.view.update(change.alive, change.draining, self.process.clock())

@@ -206,7 +206,7 @@ def check_limits(cluster: Cluster) -> None:
             "notices": (max([len(peer.notices) for peer in agent.links.peers.values()], default=0), NOTICES_MAX),
             "ops of a stream": (max([stream._n_queued for stream in streams], default=0), QUEUE_OPS_MAX),
             "located requests": (len(agent.locator.recent), REMEMBERED_MAX),
-            "breakers": (len(agent.breakers), BREAKERS_MAX),
+            "breakers": (max(len(agent.lookups), len(agent.fetches)), BREAKERS_MAX),
             "indirect pings": (len(machine._indirect._pings), INDIRECT_PINGS_MAX),
             "tombstones": (len(machine._table._ended), TOMBSTONES_MAX),
             "capabilities": (len(agent.server.admissions), CAPABILITIES_MAX),

@@ -34,17 +34,39 @@ ROUNDS_MAX, FETCH_MARGIN_S, FETCH_S_MIN, FIRST_SHARE = 2, 0.002, 0.001, 0.5
 
 
 class Locator:
-    """Drives one `LocatePlan` a batch."""
+    """Drives one `LocatePlan` a batch. Breakers: of owners that are asked, of producers that pages are pulled from."""
 
     def __init__(
-        self, process: Process, directory: Directory, view: ClusterView, negative: NegativeCache, breakers: Breakers
+        self,
+        process: Process,
+        directory: Directory,
+        view: ClusterView,
+        negative: NegativeCache,
+        lookups: Breakers,
+        fetches: Breakers,
     ) -> None:
         self.recent = RecentLocations()
         self._process = process
         self._directory = directory
         self._view = view
         self._negative = negative
-        self._breakers = breakers
+        self._lookups = lookups
+        self._fetches = fetches
+
+    async def locate(
+        self, chain: ChainSlice, indices: NDArray[np.int64], request: str, deadline: float
+    ) -> NDArray[np.uint8]:
+        """For each page 2 if a pull would ask somebody for it now, 0 if not."""
+        located = await self.find(chain, indices, request, deadline)
+        now = self._process.clock()
+        holding = located.holding(
+            located.positions, located.keys, lambda agent: self.may_ask(agent, now), self._negative, {}, now
+        )
+        return np.where(holding.is_obtainable, located.result.statuses, np.uint8(0))
+
+    def may_ask(self, producer: AgentId, now: float) -> bool:
+        """Whether pages may be pulled from this agent."""
+        return self._view.info(producer) is not None and self._fetches.is_usable(producer, now)
 
     async def find(self, chain: ChainSlice, indices: NDArray[np.int64], request: str, deadline: float) -> LocatedPages:
         """Where these pages lie at peers. Answers by `deadline`."""
@@ -61,7 +83,7 @@ class Locator:
         now = self._process.clock()
         nothing = np.zeros(len(partitions), dtype=np.bool_)
         question = LocateQuestion(keys, partitions, nothing, self._negative.has_misses(keys, now))
-        avoided = [member for member in self._view.ring.members if not self._breakers.is_usable(member, now)]
+        avoided = [member for member in self._view.ring.members if not self._lookups.is_usable(member, now)]
         plan = LocatePlan(question, self._view.rings(now, avoided), deadline, HEDGE_DELAY_S)
         waiting: dict[Task[Holders], tuple[Ask, float]] = {}
         asks = plan.start(now)
@@ -78,7 +100,7 @@ class Locator:
         now = self._process.clock()
         for ask, asked_at in waiting.values():
             if now - asked_at >= FAILURE_WAIT_S:
-                self._breakers.failed(ask.owner, now)
+                self._lookups.failed(ask.owner, now)
         return plan.result
 
     def _send(
@@ -99,9 +121,9 @@ class Locator:
         try:
             answer = task.result()
         except KvPeerError:
-            self._breakers.failed(ask.owner, now)
+            self._lookups.failed(ask.owner, now)
             return plan.failed(ask, now)
-        self._breakers.succeeded(ask.owner)
+        self._lookups.succeeded(ask.owner)
         return plan.answered(ask, answer, now)
 
 
@@ -115,7 +137,7 @@ class Services:
     directory: Directory
     view: ClusterView
     negative: NegativeCache
-    breakers: Breakers
+    fetches: Breakers
     peers: DataPeers
     touched: Callable[[AgentId, NDArray[np.uint32], NDArray[np.uint32]], None]
     corrupt: Callable[[AgentId, Batch, NDArray[np.uint8]], None]
@@ -167,9 +189,9 @@ class Puller:
         try:
             await self._rounds(pull, request, deadline)
         finally:
-            for key in pull.keys:
-                del self.under_way[key]
             pull.done.set(None)
+            for key in pull.keys:
+                self.under_way.pop(key, None)
         return pull.outcomes
 
     async def _rounds(self, pull: _Pull, request: str, deadline: float) -> None:
@@ -185,10 +207,9 @@ class Puller:
             left_s = deadline - now
             if not len(places) or left_s < FETCH_S_MIN:
                 return
-            candidates = self._s.view.alive - pull.failed
 
-            def is_usable(agent: AgentId, candidates: frozenset[AgentId] = candidates, now: float = now) -> bool:
-                return agent in candidates and self._s.breakers.is_usable(agent, now)
+            def is_usable(agent: AgentId, now: float = now) -> bool:
+                return agent not in pull.failed and self._s.locator.may_ask(agent, now)
 
             holding = located.holding(
                 positions[places], take_keys(packed, places), is_usable, self._s.negative, self.in_flight, now
@@ -206,7 +227,7 @@ class Puller:
         fits = source.holders["length"] == pull.cohort.shape.page_bytes
         pull.outcomes[wanted[~fits]] = Outcome.STALE
         wanted, holders = wanted[fits], source.holders[fits]
-        if not len(wanted) or not self._s.breakers.admit(source.producer, self._s.process.clock()):
+        if not len(wanted) or not self._s.fetches.admit(source.producer, self._s.process.clock()):
             return
         indices = pull.indices[wanted]
         keys, partitions = take_keys(pull.chain.keys, indices), pull.chain.partitions()[indices]
@@ -215,6 +236,7 @@ class Puller:
         pull.outcomes[wanted[reservation.statuses == ReserveStatus.NO_ROOM]] = Outcome.REFUSED
         given = np.flatnonzero(reservation.statuses == ReserveStatus.WRITE)
         if not len(given):
+            self._s.fetches.not_sent(source.producer)
             return
         batch = Batch(
             take_keys(keys, given),
@@ -239,9 +261,9 @@ class Puller:
             if not self.in_flight[producer]:
                 del self.in_flight[producer]
         if fetched.error is None:
-            self._s.breakers.succeeded(producer)
+            self._s.fetches.succeeded(producer)
         else:
-            self._s.breakers.failed(producer, self._s.process.clock())
+            self._s.fetches.failed(producer, self._s.process.clock())
         return fetched
 
     def _settle(
