@@ -7,6 +7,7 @@ waits, its timers ring when it goes on), killed, and its clock can jump or stand
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterable
 from typing import Any, Generic, TypeVar
@@ -283,6 +284,8 @@ class Process:
         if not self._timers or self._stopped_at is not None:
             return
         due = max(self.kernel.now, self._timers[0][0] - self._offset_s)
+        while due + self._offset_s < self._timers[0][0]:  # rounded down: the own clock would not show the time yet
+            due = math.nextafter(due, math.inf)
         if due < self._alarm_at or is_changed:
             self._alarm_at = due
             self.kernel.at(due, lambda: self._ring(due))
@@ -291,8 +294,7 @@ class Process:
         if due != self._alarm_at or self.is_dead or self.is_frozen or self._stopped_at is not None:
             return
         self._alarm_at = float("inf")
-        # An offset moves times by rounding errors: what is due within a nanosecond is due.
-        now = self.clock() + 1e-9
+        now = self.clock()
         while self._timers and self._timers[0][0] <= now and not self.is_dead:
             heapq.heappop(self._timers)[2]()
         self._arm()

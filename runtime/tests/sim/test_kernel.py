@@ -50,6 +50,21 @@ def test_a_clock_that_jumps_makes_timers_ring_earlier_in_the_world(kernel, proce
     assert process.clock() == 13.0
 
 
+def test_when_a_timer_rings_the_own_clock_shows_its_time_whatever_the_offset(kernel, process):
+    early = []
+
+    def check(at: float) -> None:
+        if process.clock() < at:
+            early.append(at)
+
+    process.jump(0.6010520302698084)
+    for number in range(200):
+        at = 1.0 + number / 7
+        process.call_at(at, lambda at=at: check(at))
+    kernel.run_until(50.0)
+    assert early == []
+
+
 def test_a_clock_that_stands_still_makes_them_ring_later(kernel, process):
     rang = ringing(process, 5.0)
     kernel.at(1.0, process.stop_clock)
