@@ -34,8 +34,9 @@ CAPABILITIES_MAX = 16
 class DataAdmissions:
     """The producer's side: hands out capabilities to authenticated members."""
 
-    def __init__(self, server: DataServer) -> None:
+    def __init__(self, server: DataServer, view: ClusterView) -> None:
         self._server = server
+        self._view = view
 
     def handlers(self) -> Mapping[type, Callable[[AgentInfo, PeerMessage], Awaitable[PeerMessage | None]]]:
         """By message type: what readers ask."""
@@ -47,6 +48,8 @@ class DataAdmissions:
             raise CapacityError(
                 f"{message.n} data connections were asked for; 1 to {CAPABILITIES_MAX} can be had at once"
             )
+        if self._view.info(AgentId(peer.agent_id)) is None:
+            raise PeerUnavailableError(f"{peer.name} is no member here (any more): data connections are for members")
         capabilities = [os.urandom(CAPABILITY_BYTES) for _ in range(message.n)]
         expires_ns = monotonic_ns() + round(CAPABILITY_TTL_S * 1e9)
         for capability in capabilities:

@@ -184,7 +184,7 @@ class Agent:
         self._lookups, self._fetches = Breakers(), Breakers()
         negative = NegativeCache()
         self._peers = DataPeers(self.agent_id, self._view, self._links, self._verify, config.transport)
-        self._admissions = DataAdmissions(self._server)
+        self._admissions = DataAdmissions(self._server, self._view)
         self._touches = Touches(self._pool_service, self._links)
         self._locator = PeerLocator(
             self._directory, self._view, negative, self._lookups, self._fetches, self._metrics, clock

@@ -233,7 +233,8 @@ class PoolService:
         return self._table.find(keys, self._clock())
 
     def pin(self, client: int, keys: bytes) -> Found:
-        """Which of these pages are here, kept for the client until `release` or the pin's expiry."""
+        """Which of these pages are here, kept for the client until `release` or the pin's expiry. Raises CapacityError
+        as `SlotTable.pin`."""
         found = self._table.pin(client, keys, self._clock())
         self._set_timer()
         return found

@@ -43,6 +43,10 @@ __all__ = ["Client", "ClientRequests"]
 ANSWER_MARGIN_S = 0.005
 """The answer is begun this long before the deadline: what it takes to pack and send the largest one."""
 
+TEXT_CHARS_MAX = 256
+"""What is kept and logged of a client's request ids and reasons. Ids may come from the engine's users, in any length;
+two with one beginning only share a hint of where pages are."""
+
 LOCATED_OWN = 1
 
 LOCATE_OUTCOMES = ("miss", "local", "peer")
@@ -91,7 +95,7 @@ class ClientRequests:
 
         Raises:
             RemoteProtocolError: the message is malformed or is no request of a client: drop it.
-            CapacityError: the batch is too large.
+            CapacityError: the batch is too large, or the client has too many pins.
         """
         if isinstance(message, Locate):
             return await self._locate(message, deadline - ANSWER_MARGIN_S)
@@ -102,7 +106,7 @@ class ClientRequests:
         if isinstance(message, Commit):
             return self._commit(client, message)
         if isinstance(message, Reset):
-            self._pool.reset(client.cohort, message.reason)
+            self._pool.reset(client.cohort, message.reason[:TEXT_CHARS_MAX])
             return Ok()
         raise RemoteProtocolError(f"{type(message).__name__} is not a request of a client")
 
@@ -130,13 +134,14 @@ class ClientRequests:
 
     async def _locate(self, message: Locate, deadline: float) -> Located:
         chain = self._chain(message)
+        request = message.request[:TEXT_CHARS_MAX]
         began_at = self._clock()
         found = self._pool.find(chain.keys)
         statuses = found.resident.astype(np.uint8) * LOCATED_OWN
         missing = np.flatnonzero(~found.resident)
         reason = ""
         if len(missing):
-            statuses[missing], reason = await self._locator.locate(chain, missing, message.request, deadline)
+            statuses[missing], reason = await self._locator.locate(chain, missing, request, deadline)
         for outcome, n in zip(LOCATE_OUTCOMES, np.bincount(statuses, minlength=len(LOCATE_OUTCOMES)), strict=False):
             self._located.labels(outcome=outcome).inc(int(n))
         self._locate_seconds.observe(self._clock() - began_at)
@@ -149,11 +154,13 @@ class ClientRequests:
         outcomes = np.where(found.resident, Outcome.HIT, Outcome.MISS).astype(np.uint8)
         missing = np.flatnonzero(~found.resident)
         if len(missing):
-            outcomes[missing] = await self._pull(client, chain, missing, message.request, deadline)
+            outcomes[missing] = await self._pull(client, chain, missing, message.request[:TEXT_CHARS_MAX], deadline)
             first_pin = found.pin
-            # Pinned again as one: what was pulled may be evicted by now, and what was here may be withdrawn.
-            found = self._pool.pin(client.number, chain.keys)
-            self._pool.release(client.number, first_pin)
+            try:
+                # Pinned again as one: what was pulled may be evicted by now, and what was here may be withdrawn.
+                found = self._pool.pin(client.number, chain.keys)
+            finally:
+                self._pool.release(client.number, first_pin)
             outcomes[(outcomes == Outcome.HIT) & ~found.resident] = Outcome.MISS
             outcomes[found.resident] = Outcome.HIT
         self._count_fetched(outcomes, missing)

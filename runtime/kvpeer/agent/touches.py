@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvpeer.agent.pool import PoolService
-from kvpeer.model import AgentId
+from kvpeer.model import AgentId, RemoteProtocolError
 from kvpeer.wire.messages import AgentInfo, PeerMessage, Touch
 from kvpeer.wire.packing import U4, count, pack, unpack
 
@@ -24,7 +24,10 @@ INTERVAL_S = 1.0
 
 SLOTS_MAX = 65_536
 """Slots remembered for one producer between two notices; of more, the later ones are forgotten. They were read a moment
-ago and are at the young end of the producer's list anyway, because it served them."""
+ago and are at the young end of the producer's list anyway, because it served them. No notice may have more."""
+
+STEP_SLOTS = 1024
+"""Slots of a notice that are noted before others get their turn on the event loop: about a millisecond."""
 
 
 class Notifier(Protocol):
@@ -67,5 +70,14 @@ class Touches:
     async def _touched(self, peer: AgentInfo, message: PeerMessage) -> None:
         assert isinstance(message, Touch)  # noqa: S101 - what it is registered for
         n = count(message.slots, 4, "slots")
+        if n > SLOTS_MAX:
+            raise RemoteProtocolError(f"slots: {n} in one Touch, but at most {SLOTS_MAX}")
         slots = unpack(message.slots, U4, n, "slots")
-        self._pool.use(slots, unpack(message.generations, U4, n, "generations"))
+        generations = unpack(message.generations, U4, n, "generations")
+        # Each once, and in the order of the notice: a page that all read is in it many times.
+        _, firsts = np.unique(slots.astype(np.uint64) << np.uint64(32) | generations, return_index=True)
+        firsts.sort()
+        for start in range(0, len(firsts), STEP_SLOTS):
+            step = firsts[start : start + STEP_SLOTS]
+            self._pool.use(slots[step], generations[step])
+            await asyncio.sleep(0)

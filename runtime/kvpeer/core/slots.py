@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, takewhile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,9 +30,14 @@ from kvpeer.core.slot_effects import (
     ReserveStatus,
     SlotStats,
 )
-from kvpeer.model import KEY_BYTES, InternalError
+from kvpeer.model import KEY_BYTES, CapacityError, InternalError
 
-__all__ = ["ALL_PARTS", "SlotSettings", "SlotTable"]
+__all__ = ["ALL_PARTS", "PINS_PER_HOLDER_MAX", "SlotSettings", "SlotTable"]
+
+
+PINS_PER_HOLDER_MAX = 128
+"""Pins of one client at a time. It has at most 32 requests under way, of two pins each while they are answered, and
+as many copies; beyond, it does not release what it pins, and would keep the pool from everybody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,7 @@ class SlotTable:
         self._residents = Residents(self._extents, self._effects, settings.lease_ttl_s)
         self._room = Room(self._extents, self._residents, settings.lease_ttl_s)
         self._pins: dict[int, _Pin] = {}  # in the order of their expiry
+        self._n_pins_of: Counter[int] = Counter()  # by holder
         self._last_pin = 0
         self._n_corrupt = 0
 
@@ -159,7 +165,13 @@ class SlotTable:
         return self._found([self._residents.committed(key) for key in _split(keys)], now)
 
     def pin(self, holder: int, keys: bytes, now: float) -> Found:
-        """As find, and keeps the pages where they are until `release`, the holder's end, or `pin_ttl_s` later."""
+        """As find, and keeps the pages where they are until `release`, the holder's end, or `pin_ttl_s` later.
+
+        Raises:
+            CapacityError: the holder has PINS_PER_HOLDER_MAX pins.
+        """
+        if self._n_pins_of[holder] >= PINS_PER_HOLDER_MAX:
+            raise CapacityError(f"{PINS_PER_HOLDER_MAX} fetches are not released: release them after their copies")
         pages = [self._residents.committed(key) for key in _split(keys)]
         held = [page for page in pages if page is not None]
         pin = 0
@@ -168,6 +180,7 @@ class SlotTable:
                 page.pins += 1
             pin = self._last_pin = self._last_pin + 1
             self._pins[pin] = _Pin(holder, now + self.settings.pin_ttl_s, held)
+            self._n_pins_of[holder] += 1
         return self._found(pages, now, pin)
 
     def release(self, holder: int, pin: int, now: float, corrupt: Collection[int] = ()) -> list[Effect]:
@@ -232,11 +245,15 @@ class SlotTable:
 
     def _expire(self, now: float) -> None:
         self._residents.expire(now)
-        for pin in [number for number, pin in self._pins.items() if pin.expires_at <= now]:
+        for pin, _ in list(takewhile(lambda item: item[1].expires_at <= now, self._pins.items())):
             self._unpin(pin, now)
 
     def _unpin(self, pin: int, now: float) -> None:
-        for page in self._pins.pop(pin).pages:
+        ended = self._pins.pop(pin)
+        self._n_pins_of[ended.holder] -= 1
+        if not self._n_pins_of[ended.holder]:
+            del self._n_pins_of[ended.holder]
+        for page in ended.pages:
             page.pins -= 1
             self._residents.settle(page, now)
 

@@ -315,7 +315,7 @@ class ClientHello(Message, frozen=True, tag=40):
     """One engine process (scheduler or rank). `namespace` is the digest, `description` what it was made of, for people.
     A scheduler that moves no bytes has part = -1."""
 
-    name: str
+    name: _Name
     namespace: bytes
     description: Annotated[dict[str, str], msgspec.Meta(max_length=DESCRIPTION_FIELDS_MAX)]
     page_bytes: int

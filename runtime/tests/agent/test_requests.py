@@ -6,8 +6,9 @@ import time
 from pathlib import Path
 
 import pytest
-from kvpeer.agent.requests import Client
-from kvpeer.model import RemoteProtocolError
+from kvpeer.agent.requests import TEXT_CHARS_MAX, Client
+from kvpeer.core.slots import PINS_PER_HOLDER_MAX
+from kvpeer.model import CapacityError, Outcome, RemoteProtocolError
 from kvpeer.wire.messages import ClientMessage, Fetch, Locate, Reserve
 from whole_agents import WholeAgent, chain_of, with_agents
 
@@ -28,3 +29,48 @@ def test_a_key_that_comes_twice_in_a_request_is_refused_by_name(tmp_path: Path, 
             await ask(agent, kind(*fields))
 
     with_agents(tmp_path, "agent", scenario)
+
+
+def test_a_client_that_releases_nothing_is_refused_before_it_pins_the_whole_pool(tmp_path: Path) -> None:
+    async def scenario(agent: WholeAgent) -> None:
+        await agent.publish(1, 2)
+        chain = chain_of(1, 2)
+        fetch = Fetch("request", 0, chain.keys, chain.anchors)
+        pins = [(await ask(agent, fetch)).pin for _ in range(PINS_PER_HOLDER_MAX)]
+        with pytest.raises(CapacityError, match="not released"):
+            await ask(agent, fetch)
+        agent.pool.release(1, pins[0])
+        assert (await ask(agent, fetch)).pin
+
+    with_agents(tmp_path, "agent", scenario)
+
+
+def test_what_is_kept_of_a_request_id_has_a_limit_and_the_id_works_all_the_same(tmp_path: Path) -> None:
+    async def scenario(reader: WholeAgent, producer: WholeAgent) -> None:
+        await producer.publish(1)
+        await reader.finds(1)
+        chain = chain_of(1)
+        request = "r" * 1_000_000
+        located = await ask(reader, Locate(request, 0, chain.keys, chain.anchors))
+        assert located.statuses == bytes([2])
+        assert max(map(len, reader.locator._recent._by_request)) <= TEXT_CHARS_MAX
+        assert (await ask(reader, Fetch(request, 0, chain.keys, chain.anchors))).outcomes == bytes([Outcome.HIT])
+        assert reader.count("kvpeer_fetch_pages_total", outcome="hit", transport="tcp") == 1
+
+    with_agents(tmp_path, "reader producer", scenario)
+
+
+def test_each_fetched_page_is_counted_once_by_what_the_engine_got(tmp_path: Path) -> None:
+    async def scenario(reader: WholeAgent, producer: WholeAgent) -> None:
+        await producer.publish(1, 2)
+        await reader.finds(1, 2)
+        chain = chain_of(1, 2, 3)
+        for _ in range(2):
+            await ask(reader, Fetch("", 0, chain.keys, chain.anchors))
+        counted = {
+            (outcome, transport): reader.count("kvpeer_fetch_pages_total", outcome=outcome, transport=transport)
+            for outcome, transport in (("hit", "tcp"), ("hit", "shm"), ("miss", "tcp"))
+        }
+        assert counted == {("hit", "tcp"): 2, ("hit", "shm"): 2, ("miss", "tcp"): 2}
+
+    with_agents(tmp_path, "reader producer", scenario)

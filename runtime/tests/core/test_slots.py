@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from kvpeer.core import extents as extents_module
 from kvpeer.core.slot_effects import NoRoom, PageShape, Reservation, ReserveStatus, TouchExtent
-from kvpeer.core.slots import ALL_PARTS, SlotSettings, SlotTable
+from kvpeer.core.slots import ALL_PARTS, PINS_PER_HOLDER_MAX, SlotSettings, SlotTable
+from kvpeer.model import CapacityError
 from oracles.slot_model import EffectModel, keys_of, partitions_of
 
 PAGE = PageShape(page_bytes=4096, n_parts=1, cohort=1)
@@ -130,6 +131,21 @@ def test_a_pinned_page_is_never_evicted_until_its_pin_ends() -> None:
     assert pool.reserve(8, now=2).no_room is NoRoom.PINNED, "another client's pin was released"
     assert pool.reserve(8, now=6.1).no_room is NoRoom.QUARANTINED
     assert pool.reserve(8, now=6.2).statuses.tolist() == [WRITE]
+
+
+def test_a_client_has_a_bounded_number_of_pins_and_no_other_client_feels_it() -> None:
+    pool = Pool(pin_ttl_s=5)
+    pool.publish(0, 1, now=0)
+    pins = [pool.table.pin(7, keys_of(0), 1).pin for _ in range(PINS_PER_HOLDER_MAX)]
+    with pytest.raises(CapacityError, match="not released"):
+        pool.table.pin(7, keys_of(1), 1)
+    assert pool.table.pin(8, keys_of(1), 1).pin
+    pool.perform(pool.table.release(7, pins[0], 1))
+    assert pool.table.pin(7, keys_of(1), 1).pin
+    pool.perform(pool.table.tick(6.1))
+    assert pool.table.pin(7, keys_of(1), 6.1).pin, "pins that expired count no more"
+    pool.perform(pool.table.gone(7, 6.2))
+    assert pool.table.stats().n_pins == 0
 
 
 def test_a_clients_end_releases_its_pins() -> None:
