@@ -1,7 +1,8 @@
 """How agents of one user on one host find each other: a file with an agent's address in the user's runtime folder.
 
 <runtime folder>/peers/<cluster>/<agent id>.json. A file is a hint like any seed: who is named there is authenticated
-as always.
+as always. Agents in containers may share the folder and not see each other's processes: what cannot be looked up goes
+by the file's age, and an agent writes its file again and again.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -18,18 +20,24 @@ from kvpeer.agent.private_files import private_folder
 from kvpeer.model import AgentId
 from kvpeer.wire.messages import AgentInfo
 
-__all__ = ["AddressFile", "list_addresses", "withdraw_address", "write_address"]
+__all__ = ["RENEW_S", "AddressFile", "list_addresses", "withdraw_address", "write_address"]
 
 ADDRESS_FILES_MAX = 256
 """Files that are read in one go; no host runs so many agents of one user."""
 
 _Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+RENEW_S = 30.0
+"""Between two writings of an agent's file."""
+
+STALE_S = 4 * RENEW_S
+"""A file of another pid namespace that was not written for this long is a dead agent's."""
 
 _log = logging.getLogger(__name__)
 
 
 class AddressFile(msgspec.Struct, frozen=True):
-    """Content of an address file. `start_ticks` (since boot) tells a process from a later one with the same pid."""
+    """Content of an address file. `start_ticks` (since boot) tells a process from a later one with the same pid;
+    both mean something in `pid_namespace` only."""
 
     agent_id: str
     name: str
@@ -38,6 +46,7 @@ class AddressFile(msgspec.Struct, frozen=True):
     data_port: _Port
     pid: int
     start_ticks: int
+    pid_namespace: int = 0
 
 
 def write_address(runtime_dir: Path, cluster: str, info: AgentInfo) -> Path:
@@ -55,6 +64,7 @@ def write_address(runtime_dir: Path, cluster: str, info: AgentInfo) -> Path:
         info.data_port,
         os.getpid(),
         _start_ticks(os.getpid()) or 0,
+        _pid_namespace(),
     )
     path = folder / f"{address.agent_id}.json"
     draft = path.with_suffix(".new")
@@ -70,7 +80,8 @@ def withdraw_address(runtime_dir: Path, cluster: str, agent_id: AgentId) -> None
 
 
 def list_addresses(runtime_dir: Path, cluster: str, own_id: AgentId) -> list[AddressFile]:
-    """The other agents of this user on this host whose process runs. Files of agents that ended are removed.
+    """The other agents of this user on this host that run, as far as can be told. Files of agents that ended are
+    removed.
 
     Raises:
         ConfigError: the folder is not this user's alone.
@@ -84,7 +95,7 @@ def list_addresses(runtime_dir: Path, cluster: str, own_id: AgentId) -> list[Add
         except (msgspec.DecodeError, RecursionError, OSError) as error:  # whatever lies there hides no other agent
             _log.warning("%s is not an address file: %s", path, error)
             continue
-        if _start_ticks(address.pid) != address.start_ticks:
+        if _is_gone(address, path):
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
         elif address.agent_id != own_id.hex():
@@ -96,6 +107,19 @@ def _folder(runtime_dir: Path, cluster: str) -> Path:
     for folder in (runtime_dir, runtime_dir / "peers"):
         private_folder(folder)
     return private_folder(runtime_dir / "peers" / cluster)
+
+
+def _is_gone(address: AddressFile, path: Path) -> bool:
+    if address.pid_namespace == _pid_namespace():
+        return _start_ticks(address.pid) != address.start_ticks
+    try:
+        return time.time() - path.stat().st_mtime > STALE_S
+    except FileNotFoundError:
+        return True
+
+
+def _pid_namespace() -> int:
+    return os.stat("/proc/self/ns/pid").st_ino
 
 
 def _start_ticks(pid: int) -> int | None:

@@ -25,7 +25,7 @@ from kvpeer.agent.clients import ClientLimits, ClientServer
 from kvpeer.agent.config import HUGEPAGE_BYTES, AgentConfig, seeds_of
 from kvpeer.agent.data_peers import DataAdmissions, DataPeers
 from kvpeer.agent.directory import DirectoryService
-from kvpeer.agent.discovery import list_addresses, withdraw_address, write_address
+from kvpeer.agent.discovery import RENEW_S, list_addresses, withdraw_address, write_address
 from kvpeer.agent.fetch_threads import FetchThreads
 from kvpeer.agent.http import HttpEndpoint
 from kvpeer.agent.links import LinkEnd, LinkSettings, PeerLinks
@@ -267,6 +267,7 @@ class Agent:
         self._tasks.spawn("directory", self._directory.run(), is_vital=True)
         self._tasks.spawn("touches", self._touches.run(), is_vital=True)
         self._tasks.spawn("observer", observer.run(), is_vital=True)
+        self._tasks.spawn("address file", self._renew_address(), is_vital=True)
         self._clients_changed(0)
         self._log_addresses()
 
@@ -294,6 +295,7 @@ class Agent:
 
     async def close(self) -> None:
         """Leaves the cluster and frees everything, within STOP_DEADLINE_S. Also after a start that failed."""
+        self._stop.set()
         withdraw_address(self._runtime_dir, self.config.agent.cluster, self.agent_id)
         self._membership.leave()
         await self._clients.close()
@@ -371,6 +373,17 @@ class Agent:
             linger_s = self.config.agent.linger_s
             loop = asyncio.get_running_loop()
             self._linger = loop.call_later(linger_s, self.stop, f"no engine for {linger_s:g} s")
+
+    async def _renew_address(self) -> None:
+        """Keeps the address file young, and there."""
+        while True:
+            await asyncio.sleep(RENEW_S)
+            if self._stop.is_set():
+                continue  # it is being withdrawn
+            try:
+                write_address(self._runtime_dir, self.config.agent.cluster, self.info)
+            except (ConfigError, OSError) as error:
+                _log.warning("other agents of this host may not find this one: %s", error)
 
     async def _seeds(self) -> list[Seed]:
         """Configured seeds and the agents of this user on this host."""

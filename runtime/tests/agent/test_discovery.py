@@ -7,9 +7,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from kvpeer.agent.discovery import AddressFile, list_addresses, withdraw_address, write_address
+from kvpeer.agent import main
+from kvpeer.agent.discovery import STALE_S, AddressFile, list_addresses, withdraw_address, write_address
 from kvpeer.model import AgentId, ConfigError
 from kvpeer.wire.messages import AgentInfo
+from link_nodes import until
+from whole_agents import WholeAgent, with_agents
 
 OWN, OTHER = AgentId(b"o" * 16), AgentId(b"x" * 16)
 
@@ -87,3 +90,40 @@ def test_a_folder_that_others_can_enter_is_refused(folder: Path) -> None:
     folder.chmod(0o755)
     with pytest.raises(ConfigError, match="chmod 700"):
         write_address(folder, "blue", info(OWN))
+
+
+def of_another_namespace(path: Path, age_s: float) -> None:
+    """As if a process in a container had written the file: its pid means nothing here."""
+    address = msgspec.json.decode(path.read_bytes(), type=AddressFile)
+    foreign = msgspec.structs.replace(address, pid=1, start_ticks=7, pid_namespace=address.pid_namespace + 1)
+    path.write_bytes(msgspec.json.encode(foreign))
+    written_at = path.stat().st_mtime - age_s
+    os.utime(path, (written_at, written_at))
+
+
+@pytest.mark.parametrize(("age_s", "is_listed"), [(0.0, True), (STALE_S - 30, True), (STALE_S + 30, False)])
+def test_an_agent_whose_process_cannot_be_seen_counts_while_it_renews_its_file(
+    folder: Path, age_s: float, is_listed: bool
+) -> None:
+    path = write_address(folder, "blue", info(OTHER))
+    of_another_namespace(path, age_s)
+    assert bool(list_addresses(folder, "blue", OWN)) == is_listed
+    assert path.exists() == is_listed
+
+
+def test_an_agent_writes_its_address_again_when_somebody_removed_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(main, "RENEW_S", 0.02)
+
+    async def scenario(agent: WholeAgent) -> None:
+        (path,) = (tmp_path / "run/peers/default").glob("*.json")
+        path.unlink()
+        await until(path.exists)
+        path.parent.chmod(0o755)
+        await until(lambda: "may not find this one" in caplog.text)
+        path.parent.chmod(0o700)
+        path.unlink()
+        await until(path.exists)
+
+    with_agents(tmp_path, "agent", scenario)
