@@ -102,9 +102,7 @@ class ClientServer:
         self._connections: set[asyncio.Task[None]] = set()
         self._n_clients = 0
         self._last_client = 0
-        self.n_refused = 0
-        self.n_protocol_errors = 0
-        self.n_internal_errors = 0
+        self._refusals = metrics.counter("kvpeer_agent_client_refusals_total")
 
     @property
     def n_clients(self) -> int:
@@ -160,10 +158,15 @@ class ClientServer:
         with sock:
             try:
                 client = await self._greet(sock)
+            except asyncio.TimeoutError:  # an OSError, too, from Python 3.11 on
+                self._refused("hello_timeout")
+                _log.warning("a client was not let in: no hello within %s s", HELLO_TIMEOUT_S)
+                return
             except OSError as error:  # also who only looks whether an agent serves here
                 _log.debug("a connection ended before its hello: %s", error)
                 return
-            except (asyncio.TimeoutError, KvPeerError) as error:
+            except KvPeerError as error:
+                self._refused("busy" if isinstance(error, CapacityError) else "refused")
                 _log.warning("a client was not let in: %s", error)
                 return
             self._n_clients += 1
@@ -183,7 +186,6 @@ class ClientServer:
             hello = self._checked_hello(frame)
             cohort = self._pool.join(hello)
         except (CapacityError, RemoteProtocolError) as error:
-            self.n_refused += 1
             code = RefusalCode.BUSY if isinstance(error, CapacityError) else RefusalCode.REFUSED
             with contextlib.suppress(OSError):
                 sock.send(pack_frame(FrameKind.ERROR, frame.id, encode(Refusal(code, str(error)))))
@@ -250,7 +252,7 @@ class ClientServer:
         except ConnectionError as error:
             _log.debug("client %s: %s", client.name, error)
         except RemoteProtocolError as error:
-            self.n_protocol_errors += 1
+            self._refused("protocol")
             _log.warning("client %s is dropped: %s", client.name, error)
         finally:
             for task in under_way:
@@ -283,19 +285,22 @@ class ClientServer:
         try:
             answer = await self._requests.answer(client, message, deadline)
         except RemoteProtocolError as error:
-            self.n_protocol_errors += 1
+            self._refused("protocol")
             _log.warning("client %s is dropped: %s", client.name, error)
             writer.transport.abort()
             return
         except CapacityError as error:
             answer = Refusal(RefusalCode.BUSY, str(error))
         except Exception as error:  # noqa: BLE001 - the root of this task
-            self.n_internal_errors += 1
+            self._refused("internal")
             _log.exception("a %s of client %s failed", type(message).__name__, client.name)
             escalate(error)
             writer.transport.abort()
             return
         self._reply(writer, frame_id, answer)
+
+    def _refused(self, reason: str) -> None:
+        self._refusals.labels(reason=reason).inc()
 
     def _reply(self, writer: asyncio.StreamWriter, frame_id: int, answer: ClientMessage) -> None:
         if writer.transport.is_closing():
@@ -303,7 +308,7 @@ class ClientServer:
         kind = FrameKind.ERROR if isinstance(answer, Refusal) else FrameKind.REPLY
         writer.write(pack_frame(kind, frame_id, encode(answer)))
         if writer.transport.get_write_buffer_size() > UNREAD_BYTES_MAX:
-            self.n_protocol_errors += 1
+            self._refused("protocol")
             _log.warning("a client does not read its answers and is dropped")
             writer.transport.abort()
 

@@ -91,6 +91,7 @@ class PeerLocator:
         plan = LocatePlan(question, self._view.rings(now, self._avoided(now)), deadline, HEDGE_DELAY_S)
         await self._run(plan, deadline)
         result = plan.result
+        self._metrics.counter("kvpeer_locate_hedges_total").inc(plan.n_hedged)
         self._account(keys, result)
         located = LocatedPages(chain.first + indices, keys, result, self._clock() + REMEMBERED_S)
         self._recent.remember(request, located)

@@ -82,6 +82,7 @@ class Observer:
     def observe(self) -> None:
         """Brings all metrics up to date."""
         self._observe_pool()
+        self._observe_server()
         self._observe_directory()
         self._observe_cluster()
 
@@ -104,9 +105,20 @@ class Observer:
         metrics.advance("kvpeer_pool_corrupt_pages_total", stats.n_corrupt)
         metrics.gauge("kvpeer_agent_clients").set(self._clients.n_clients)
         metrics.gauge("kvpeer_agent_namespaces").set(self._pool.n_cohorts)
-        metrics.advance(
-            "kvpeer_transport_served_bytes_total", self._server.stats().bytes_sent, transport=self._peers.transport
-        )
+
+    def _observe_server(self) -> None:
+        metrics, stats, transport = self._metrics, self._server.stats(), self._peers.transport
+        metrics.advance("kvpeer_transport_served_bytes_total", stats.bytes_sent, transport=transport)
+        for outcome, n_pages in {"sent": stats.pages_sent, "stale": stats.pages_stale}.items():
+            metrics.advance("kvpeer_transport_served_pages_total", n_pages, outcome=outcome, transport=transport)
+        metrics.gauge("kvpeer_transport_served_connections").labels(transport=transport).set(stats.connections_open)
+        refusals = {
+            "refused": stats.connections_refused,
+            "protocol": stats.protocol_errors,
+            "timeout": stats.io_timeouts,
+        }
+        for reason, n in refusals.items():
+            metrics.advance("kvpeer_transport_served_refusals_total", n, reason=reason, transport=transport)
 
     def _observe_directory(self) -> None:
         metrics, stats = self._metrics, self._directory.shard.stats()
@@ -115,6 +127,8 @@ class Observer:
         metrics.gauge("kvpeer_directory_memory_bytes").set(stats.bytes)
         metrics.advance("kvpeer_directory_rejected_records_total", stats.full_rejections)
         metrics.advance("kvpeer_directory_repairs_total", self._directory.n_repairs)
+        metrics.advance("kvpeer_directory_send_failures_total", self._directory.n_send_failures)
+        metrics.advance("kvpeer_directory_unpublished_pages_total", self._directory.publisher.n_not_published)
 
     def _observe_cluster(self) -> None:
         names = {
@@ -123,10 +137,14 @@ class Observer:
             MemberState.DEAD: "dead",
             MemberState.DRAINING: "draining",
         }
-        members = Counter(names.get(MemberState(update.state)) for update in self._membership.machine.view())
+        machine = self._membership.machine
+        self._metrics.advance("kvpeer_membership_join_failures_total", self._membership.n_join_failures)
+        self._metrics.advance("kvpeer_membership_refused_members_total", machine.n_members_refused)
+        self._metrics.advance("kvpeer_membership_refutations_total", machine.n_refutations)
+        members = Counter(names.get(MemberState(update.state)) for update in machine.view())
         for name in names.values():
             self._metrics.gauge("kvpeer_membership_members").labels(state=name).set(members[name])
-        peers = [AgentId(member.agent_id) for member in self._membership.machine.alive()]
+        peers = [AgentId(member.agent_id) for member in machine.alive()]
         labels = {"closed": BreakerState.CLOSED, "open": BreakerState.OPEN, "probing": BreakerState.HALF_OPEN}
         now = time.monotonic()
         for plane, breakers in self._breakers.items():

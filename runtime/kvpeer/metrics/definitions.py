@@ -48,6 +48,7 @@ class Metric:
 _OUTCOMES = tuple(outcome.name.lower() for outcome in Outcome)
 _TRANSPORTS = ("shm", "tcp")
 _UNASKED_REASONS = ("no_source", "breaker_open", "other_size", "no_room", "writing", "busy", "late")
+_CLIENT_REFUSALS = ("busy", "refused", "hello_timeout", "protocol", "internal")
 _PEER_REFUSALS = ("tls", "version", "protocol", "hello_timeout", "cluster", "identity", "self", "limit", "refused_us")
 
 
@@ -69,6 +70,8 @@ METRICS: tuple[Metric, ...] = (
     _gauge("kvpeer_agent_namespaces", "", "Namespaces among the engines of this agent.",
            "Do engines that should share pages have different namespaces?"),
     _gauge("kvpeer_agent_clients", "", "Engine processes that are connected.", "Is the engine connected?"),
+    _counter("kvpeer_agent_client_refusals_total", "", "Engine processes that were not let in, or were dropped.",
+             "Does an engine speak another protocol, or are there too many?", reason=_CLIENT_REFUSALS),
     _counter("kvpeer_agent_task_failures_total", "", "Tasks that ended by an unexpected error (it is in the log).",
              "Is there a bug?", task=OPEN),
     _gauge("kvpeer_pool_capacity_bytes", "bytes", "Size of the pool.", "How large is the cache?"),
@@ -86,6 +89,8 @@ METRICS: tuple[Metric, ...] = (
     _counter("kvpeer_locate_pages_total", "", "Pages that engines asked for, by where they were.",
              "What part of prompts is at peers?", outcome=("local", "peer", "miss")),
     _counter("kvpeer_locate_misses_total", "", "Missing pages by reason.", "Why is the hit rate low?", reason=OPEN),
+    _counter("kvpeer_locate_hedges_total", "", "Questions to owners that were late, so that others were asked too.",
+             "Are owners slow?"),
     _seconds("kvpeer_locate_seconds", "Duration of a locate.", "Does asking delay requests?"),
     _counter("kvpeer_fetch_pages_total", "",
              "Pages that engines fetched, by what they got: shm, from the own pool; tcp, not there, so to be pulled.",
@@ -100,6 +105,13 @@ METRICS: tuple[Metric, ...] = (
              transport=_TRANSPORTS),
     _counter("kvpeer_transport_served_bytes_total", "bytes", "Page bytes sent to peers.", "How much is served?",
              transport=_TRANSPORTS),
+    _counter("kvpeer_transport_served_pages_total", "", "Pages that peers asked for.", "Do peers ask for what is gone?",
+             outcome=("sent", "stale"), transport=_TRANSPORTS),
+    _gauge("kvpeer_transport_served_connections", "", "Data connections of peers.", "Is the limit near?",
+           transport=_TRANSPORTS),
+    _counter("kvpeer_transport_served_refusals_total", "", "Data connections that were not let in, or were dropped.",
+             "Who knocks at the data port, and are readers too slow?", reason=("refused", "protocol", "timeout"),
+             transport=_TRANSPORTS),
     _gauge("kvpeer_transport_active", "", "1 for each transport in use.", "Which path do bytes take?",
            transport=_TRANSPORTS),
     _gauge("kvpeer_directory_records", "", "Records in this agent's shard.", "Is the directory balanced?"),
@@ -108,8 +120,17 @@ METRICS: tuple[Metric, ...] = (
     _counter("kvpeer_directory_rejected_records_total", "", "Records that a full partition did not take.",
              "Is partition_records_max too small?"),
     _counter("kvpeer_directory_repairs_total", "", "Partitions that had to be repaired.", "Do streams lose messages?"),
+    _counter("kvpeer_directory_send_failures_total", "", "Messages to owners that have to be sent again.",
+             "Do owners take what is published?"),
+    _counter("kvpeer_directory_unpublished_pages_total", "", "Own pages that had no room in the list of the published.",
+             "Are there pages that nobody else finds?"),
     _gauge("kvpeer_membership_members", "", "Members as this agent sees them, itself included.",
            "Do all agents see each other?", state=("alive", "suspect", "dead", "draining")),
+    _counter("kvpeer_membership_join_failures_total", "", "Seeds that could not be joined.", "Are the seeds right?"),
+    _counter("kvpeer_membership_refused_members_total", "", "Members that were heard of beyond the limit of members.",
+             "Is the cluster too large?"),
+    _counter("kvpeer_membership_refutations_total", "", "Times that this agent heard that it was suspect or dead.",
+             "Is this agent, or its network, too slow?"),
     _gauge("kvpeer_breaker_peers", "", "Peers by the state of their circuit breaker: one for questions to owners, one "
            "for fetches of pages.", "Do peers fail, and at what?",
            plane=("lookup", "data"), state=("closed", "open", "probing")),
@@ -144,6 +165,8 @@ PROMISES: Mapping[str, str] = MappingProxyType(
             'kvpeer_membership_members{state="alive"} < on () group_left () '
             'max(kvpeer_membership_members{state="alive"})'
         ),
+        "wrong bytes from peers": 'increase(kvpeer_transport_asked_pages_total{outcome="corrupt"}[1h]) > 0',
+        "an agent that a bug has hit": "increase(kvpeer_agent_task_failures_total[1h]) > 0",
         "damaged memory": "increase(kvpeer_pool_corrupt_pages_total[1h]) > 0",
         "a foreign agent knocks": "sum by (reason) (increase(kvpeer_links_refusals_total[1h])) > 0",
     }
