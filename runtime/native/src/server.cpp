@@ -32,6 +32,9 @@ namespace {
 // A connection is a thread and a descriptor: more than this is a mistake in the settings.
 constexpr uint32_t kConnectionsLimit = 65536;
 constexpr int kAcceptBacklog = 128;
+// Connections that may be without a hello at a time, or half of all where that is less: the agents of a large cluster that come
+// back at once. Readers say hello in their first packet, so that whoever is silent for longest makes room.
+constexpr uint32_t kSilentMax = 64;
 // When the process is out of descriptors, accepting waits so long for some to come back, and does not spin.
 constexpr uint32_t kAcceptPauseMs = 100;
 
@@ -105,6 +108,7 @@ struct kvp_server {
   struct Connection {
     Socket socket;
     AgentId reader_id{};
+    bool is_silent = true;  // until its hello came, or it had to make room
     bool is_admitted = false;
     bool is_done = false;
     std::thread thread;
@@ -113,6 +117,7 @@ struct kvp_server {
   void stop();
   void accept_until_stopped();
   void accept_one();
+  void make_room_for_hello();
   void serve(Connection &connection);
   bool redeem(Connection &connection, const tcp::Hello &hello);
   void join_done();
@@ -220,6 +225,7 @@ void kvp_server::accept_one() {
     return;
   }
   std::lock_guard lock(mutex_);
+  make_room_for_hello();
   if (is_stopping_ || connections_.size() >= limits_.connections_max) {
     ++counters_.connections_refused;
     return;  // closes it
@@ -236,6 +242,19 @@ void kvp_server::accept_one() {
     }
     ++counters_.connections_refused;
   }
+}
+
+// Strangers who say nothing hold few places, and none against somebody who speaks. Called under the lock.
+void kvp_server::make_room_for_hello() {
+  const auto is_silent = [](const Connection &each) { return each.is_silent && !each.is_done; };
+  const auto n_silent = std::count_if(connections_.begin(), connections_.end(), is_silent);
+  if (n_silent < std::max<int64_t>(1, std::min(kSilentMax, limits_.connections_max / 2))) {
+    return;
+  }
+  const auto longest = std::find_if(connections_.begin(), connections_.end(), is_silent);  // they are in order of arrival
+  longest->is_silent = false;
+  longest->socket.shutdown();
+  ++counters_.connections_refused;
 }
 
 // The root of a connection's thread.
@@ -264,6 +283,7 @@ bool kvp_server::redeem(Connection &connection, const tcp::Hello &hello) {
   std::copy_n(hello.capability, capability.size(), capability.begin());
   const AgentId reader_id = agent_id(hello.reader_id);
   std::lock_guard lock(mutex_);
+  connection.is_silent = false;
   const bool is_known = admissions_.redeem(capability, reader_id, now_ns());
   connection.reader_id = reader_id;
   connection.is_admitted = is_known && agent_id(hello.producer_id) == pool_.run_id;

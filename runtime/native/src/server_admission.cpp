@@ -21,7 +21,10 @@ int AdmissionTable::admit(const Capability &capability, const AgentId &reader_id
   if (entries_.size() >= kCapabilitiesMax) {
     std::erase_if(entries_, [now_ns](const Entry &entry) { return entry.expires_ns <= now_ns; });
   }
-  if (entries_.size() >= kCapabilitiesMax) {
+  const auto n_of_reader = std::count_if(entries_.begin(), entries_.end(), [&](const Entry &entry) {
+    return entry.reader_id == reader_id && entry.expires_ns > now_ns;
+  });
+  if (entries_.size() >= kCapabilitiesMax || static_cast<size_t>(n_of_reader) >= kReaderCapabilitiesMax) {
     return KVP_EFULL;
   }
   entries_.push_back({capability, reader_id, expires_ns});

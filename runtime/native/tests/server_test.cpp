@@ -94,7 +94,8 @@ TEST_F(Serving, KeepsABoundedNumberOfCapabilitiesAndDropsExpiredOnesFirst) {
   std::array<uint8_t, 32> capability{};
   const auto admit = [&](uint64_t number, uint64_t expires_ns) {
     std::memcpy(capability.data(), &number, sizeof(number));
-    return kvp_server_admit(producer.get(), capability.data(), kReaderId.data(), expires_ns);
+    const Id reader_id = id_of(number % 100);
+    return kvp_server_admit(producer.get(), capability.data(), reader_id.data(), expires_ns);
   };
   uint64_t n_expiring = 0;
   const uint64_t soon_ns = now_ns();
@@ -107,6 +108,23 @@ TEST_F(Serving, KeepsABoundedNumberOfCapabilitiesAndDropsExpiredOnesFirst) {
   }
   EXPECT_EQ(n_kept, 4096u);
   EXPECT_EQ(admit(0, deadline_in_ms(kAmpleMs)), KVP_EFULL);
+}
+
+TEST_F(Serving, KeepsAFewCapabilitiesForOneReaderAndStillAdmitsTheOthers) {
+  Producer producer(pool_);
+  std::array<uint8_t, 32> capability{};
+  const auto admit = [&](uint64_t reader, uint64_t expires_ns) {
+    ++capability[0];
+    return kvp_server_admit(producer.get(), capability.data(), id_of(reader).data(), expires_ns);
+  };
+  for (int i = 0; i < 10; ++i) {
+    ASSERT_EQ(admit(1, now_ns()), KVP_OK) << "expires at once, and does not count";
+  }
+  for (int i = 0; i < 64; ++i) {
+    ASSERT_EQ(admit(1, deadline_in_ms(kAmpleMs)), KVP_OK) << i;
+  }
+  EXPECT_EQ(admit(1, deadline_in_ms(kAmpleMs)), KVP_EFULL);
+  EXPECT_EQ(admit(2, deadline_in_ms(kAmpleMs)), KVP_OK);
 }
 
 TEST_F(Serving, ClosesConnectionsBeyondTheLimitAndTakesNewOnesWhenOneLeft) {
@@ -214,6 +232,23 @@ TEST_F(Serving, DropsAPeerThatNeverSaysHello) {
   RawPeer silent(producer.port());
   EXPECT_TRUE(silent.is_closed());
   EXPECT_GE(now_ns() - start_ns, kShortMs * 1'000'000ull / 2);
+}
+
+TEST_F(Serving, SilentStrangersTakeNoPlaceFromReaders) {
+  Producer producer(pool_);  // takes 8 connections, so that 4 may be silent
+  const Location page = pool_.publish(0, 1);
+  Reader before, after;
+  ASSERT_EQ(before.open(producer), KVP_OK);
+  std::vector<std::unique_ptr<RawPeer>> strangers;
+  for (int i = 0; i < 20; ++i) {
+    strangers.push_back(std::make_unique<RawPeer>(producer.port()));
+  }
+  EXPECT_TRUE(strangers.front()->is_closed()) << "who is silent for longest makes room";
+  ASSERT_TRUE(eventually([&] { return producer.stats().connections_open <= 5; }));
+  ASSERT_EQ(after.open(producer), KVP_OK);
+  EXPECT_EQ(after.fetch({page}).outcomes[0], KVP_HIT);
+  EXPECT_EQ(before.fetch({page}).outcomes[0], KVP_HIT);
+  EXPECT_GE(producer.stats().connections_refused, 16u);
 }
 
 TEST_F(Serving, DropsAReaderThatAsksForNothingAndOneThatStopsInTheMiddleOfARequest) {

@@ -8,9 +8,11 @@ import msgspec
 import pytest
 from kvpeer.agent.data_peers import DataAdmissions
 from kvpeer.agent.links import PeerRefusedError
-from kvpeer.model import PeerUnavailableError
+from kvpeer.model import CapacityError, PeerUnavailableError
 from kvpeer.wire.messages import OpenData
 from whole_agents import WholeAgent, with_agents
+
+READER_CAPABILITIES_MAX = 64
 
 
 def test_members_get_capabilities_and_strangers_none(tmp_path: Path) -> None:
@@ -32,6 +34,18 @@ def test_nobody_gets_more_capabilities_at_once_than_a_reader_may_have_connection
             await reader.agent._links.request(producer.id, OpenData(n), 5)
 
     with_agents(tmp_path, "reader producer", scenario)
+
+
+def test_one_reader_cannot_take_the_capabilities_of_all(tmp_path: Path) -> None:
+    async def scenario(greedy: WholeAgent, other: WholeAgent, producer: WholeAgent) -> None:
+        admissions = DataAdmissions(producer.agent._server, producer.agent._view)
+        for _ in range(READER_CAPABILITIES_MAX):
+            await admissions._open(greedy.agent.info, OpenData(1))
+        with pytest.raises(CapacityError):
+            await admissions._open(greedy.agent.info, OpenData(1))
+        assert await admissions._open(other.agent.info, OpenData(1))
+
+    with_agents(tmp_path, "greedy other producer", scenario)
 
 
 def test_a_producer_that_ended_is_not_connected_to_again(tmp_path: Path) -> None:
