@@ -167,8 +167,12 @@ class Agent:
         )
         self._directory = DirectoryService(
             self.agent_id,
-            DirectoryShard(self.agent_id, DirectoryTable(directory.partition_records_max)),
-            Publisher(self.agent_id, DirectoryTable(REGISTRY_PARTITION_RECORDS_MAX), directory.anti_entropy_interval_s),
+            DirectoryShard(self.agent_id, DirectoryTable(directory.partition_records_max, makes_room=False)),
+            Publisher(
+                self.agent_id,
+                DirectoryTable(REGISTRY_PARTITION_RECORDS_MAX, makes_room=False),
+                directory.anti_entropy_interval_s,
+            ),
             self._links,
             clock,
         )

@@ -28,7 +28,8 @@ ANTI_ENTROPY_INTERVAL_S = 30.0
 the cost is 14 bytes a partition."""
 
 REGISTRY_PARTITION_RECORDS_MAX = REPAIR_ENTRIES_MAX
-"""The limit with which the registry's table must be made: every partition fits one Repair."""
+"""The limit with which the registry's table must be made: every partition fits one Repair. It must not make room: what
+it dropped would stay with the owners."""
 
 
 @dataclass(frozen=True, slots=True)

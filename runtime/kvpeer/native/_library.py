@@ -73,7 +73,13 @@ class ServerCounters(ctypes.Structure):
 class DirectoryCounters(ctypes.Structure):
     """kvp_dir_stats."""
 
-    _fields_ = [("records", _u64), ("holders", _u64), ("bytes", _u64), ("full_rejections", _u64)]
+    _fields_ = [
+        ("records", _u64),
+        ("holders", _u64),
+        ("bytes", _u64),
+        ("full_rejections", _u64),
+        ("dropped_holders", _u64),
+    ]
 
 
 # name: (result, arguments). Arrays and handles are plain addresses; `_arrays` checks what they point at.
@@ -120,7 +126,7 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     ),
     "kvp_conn_shutdown": (None, [_pointer]),
     "kvp_conn_free": (None, [_pointer]),
-    "kvp_dir_create": (_int, [_u32, _pointer]),
+    "kvp_dir_create": (_int, [_u32, _int, _pointer]),
     "kvp_dir_destroy": (None, [_pointer]),
     "kvp_dir_apply": (
         _int,
@@ -128,6 +134,8 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     ),
     "kvp_dir_lookup": (_i64, [_pointer, _u64, _pointer, _pointer, _pointer, _u32, _pointer, _pointer, _u64]),
     "kvp_dir_digests": (_int, [_pointer, _u32, _u64, _pointer, _pointer, _pointer]),
+    "kvp_dir_dropped": (_i64, [_pointer, _u64, _pointer, _pointer]),
+    "kvp_dir_records": (_int, [_pointer, _u64, _pointer, _pointer]),
     "kvp_dir_dump": (_i64, [_pointer, _u32, _u16, _u64, _pointer, _pointer, _pointer, _pointer, _pointer]),
     "kvp_dir_replace": (_int, [_pointer, _u32, _u16, _u64, _pointer, _pointer, _pointer, _pointer, _pointer]),
     "kvp_dir_drop_partition": (_i64, [_pointer, _u16]),

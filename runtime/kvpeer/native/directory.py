@@ -20,28 +20,34 @@ __all__ = ["DirectoryStats", "DirectoryTable"]
 
 @dataclass(frozen=True, slots=True)
 class DirectoryStats:
-    """Sizes of a table; `bytes` is all memory that it holds."""
+    """Sizes of a table; `bytes` is all memory that it holds. `full_rejections`: entries that a limit kept out;
+    `dropped_holders`: entries that made room for others."""
 
     records: int
     holders: int
     bytes: int
     full_rejections: int
+    dropped_holders: int
 
 
 class DirectoryTable(Handle):
     """Records in 4,096 partitions; each record lists its holders. Not thread-safe. Arrays given are not kept.
 
     keys: u1 [n, 16]; partitions: u2 [n]; slots, generations, lengths: u4 [n]; ops, tiers: u1 [n].
-    Every method raises LocalProtocolError for an array of another dtype, shape or order.
+    Every method raises LocalProtocolError for an array of another dtype, shape or order. A partition that has
+    `partition_records_max` records is full: it refuses further ones, or, with `makes_room`, shares its room between the
+    agents (see `kvpeer.core.directory_table`).
 
     Raises:
         CapacityError: memory is exhausted.
     """
 
-    def __init__(self, partition_records_max: int) -> None:
+    def __init__(self, partition_records_max: int, *, makes_room: bool) -> None:
         out = ctypes.c_void_p()
-        check(library().kvp_dir_create(partition_records_max, ctypes.byref(out)), "create a directory table")
+        code = library().kvp_dir_create(partition_records_max, makes_room, ctypes.byref(out))
+        check(code, "create a directory table")
         super().__init__(out.value, library().kvp_dir_destroy)
+        self.partition_records_max = partition_records_max
 
     def apply(
         self, agent: int, ops: U1, keys: U1, partitions: U2, slots: U4, generations: U4, lengths: U4, tiers: U1
@@ -102,8 +108,26 @@ class DirectoryTable(Handle):
         check(code, f"digest {n} partitions of agent {agent}")
         return digests, counts
 
+    def dropped(self) -> tuple[U2, U2]:
+        """Returns agent and partition (u2 [n]) of each entry that the latest `apply` or `replace` dropped."""
+        n = check(library().kvp_dir_dropped(self._pointer, 0, None, None), "count the dropped entries")
+        agents, partitions = np.empty(n, u2), np.empty(n, u2)
+        library().kvp_dir_dropped(self._pointer, n, agents.ctypes.data, partitions.ctypes.data)
+        return agents, partitions
+
+    def n_records(self, partitions: U2) -> U4:
+        """Returns how many records each of these partitions has (u4 [n])."""
+        n = len(partitions)
+        counts = np.empty(n, u4)
+        code = library().kvp_dir_records(self._pointer, n, address("partitions", partitions, u2, n), counts.ctypes.data)
+        check(code, f"count the records of {n} partitions")
+        return counts
+
     def dump(self, agent: int, partition: int) -> tuple[U1, U4, U4, U4, U1]:
-        """Returns all entries of the agent in the partition: keys [n, 16], slots, generations, lengths, tiers."""
+        """Returns all entries of the agent in the partition: keys [n, 16], slots, generations, lengths, tiers.
+
+        Those of the records that the agent bears come first, from the oldest on.
+        """
         action = f"dump partition {partition} of agent {agent}"
         _, counts = self.digests(agent, np.array([partition], u2))
         n = int(counts[0])
@@ -146,7 +170,9 @@ class DirectoryTable(Handle):
         """Returns the sizes of the table."""
         counters = DirectoryCounters()
         library().kvp_dir_get_stats(self._pointer, ctypes.byref(counters))
-        return DirectoryStats(counters.records, counters.holders, counters.bytes, counters.full_rejections)
+        return DirectoryStats(
+            counters.records, counters.holders, counters.bytes, counters.full_rejections, counters.dropped_holders
+        )
 
 
 def _entry_addresses(n: int, slots: U4, generations: U4, lengths: U4, tiers: U1) -> tuple[int, int, int, int]:

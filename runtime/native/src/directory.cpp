@@ -4,11 +4,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <new>
+#include <vector>
 
 #include "directory_partition.hpp"
 #include "kvpeer/kvpeer.h"
 
-using kvpeer::directory::AgentDigest;
+using kvpeer::directory::AgentEntries;
+using kvpeer::directory::DroppedAgents;
 using kvpeer::directory::Key;
 using kvpeer::directory::load_key;
 using kvpeer::directory::Location;
@@ -17,7 +19,12 @@ using kvpeer::directory::store_key;
 
 struct kvp_dir {
   std::uint32_t partition_records_max;
+  bool makes_room;
   std::uint64_t full_rejections;
+  std::uint64_t dropped_holders;
+  // Of the latest apply or replace: whose entries were dropped, and in which partitions.
+  DroppedAgents dropped_agents;
+  std::vector<std::uint16_t> dropped_partitions;
   std::array<Partition, KVP_PARTITIONS> partitions;
 };
 
@@ -41,18 +48,26 @@ bool all_given(std::uint64_t n, const Pointers *...pointers) {
 }
 
 kvp_dir_result put(kvp_dir *dir, std::uint16_t agent, std::uint16_t partition, const Key &key, const Location &location) {
-  const kvp_dir_result result = dir->partitions[partition].put(agent, key, location, dir->partition_records_max);
+  DroppedAgents *dropped = dir->makes_room ? &dir->dropped_agents : nullptr;
+  const kvp_dir_result result = dir->partitions[partition].put(agent, key, location, dir->partition_records_max, dropped);
   if (result == KVP_DIR_FULL || result == KVP_DIR_HOLDERS_FULL) ++dir->full_rejections;
+  dir->dropped_holders += dir->dropped_agents.size() - dir->dropped_partitions.size();
+  dir->dropped_partitions.resize(dir->dropped_agents.size(), partition);
   return result;
+}
+
+void forget_dropped(kvp_dir *dir) {
+  dir->dropped_agents.clear();
+  dir->dropped_partitions.clear();
 }
 
 }  // namespace
 
 extern "C" {
 
-int kvp_dir_create(uint32_t partition_records_max, kvp_dir **out) {
+int kvp_dir_create(uint32_t partition_records_max, int makes_room, kvp_dir **out) {
   if (out == nullptr || partition_records_max == 0 || partition_records_max > kPartitionRecordsLimit) return KVP_EINVAL;
-  *out = new (std::nothrow) kvp_dir{partition_records_max, 0, {}};
+  *out = new (std::nothrow) kvp_dir{partition_records_max, makes_room != 0, 0, 0, {}, {}, {}};
   return *out == nullptr ? KVP_ENOMEM : KVP_OK;
 }
 
@@ -65,6 +80,7 @@ int kvp_dir_apply(kvp_dir *dir, uint32_t agent, uint64_t n, const uint8_t *ops, 
   if (!all_given(n, ops, keys, partitions, slots, generations, lengths, tiers, results)) return KVP_EINVAL;
   if (!ops_exist(n, ops) || !partitions_exist(n, partitions)) return KVP_EINVAL;
   const auto holder = static_cast<std::uint16_t>(agent);
+  forget_dropped(dir);
   try {
     for (std::uint64_t i = 0; i < n; ++i) {
       const Key key = load_key(keys + i * KVP_KEY_BYTES);
@@ -98,10 +114,25 @@ int kvp_dir_digests(const kvp_dir *dir, uint32_t agent, uint64_t n, const uint16
   if (dir == nullptr || agent >= kAgentsMax || !all_given(n, partitions, digests, counts)) return KVP_EINVAL;
   if (!partitions_exist(n, partitions)) return KVP_EINVAL;
   for (std::uint64_t i = 0; i < n; ++i) {
-    const AgentDigest digest = dir->partitions[partitions[i]].digest_of(static_cast<std::uint16_t>(agent));
-    digests[i] = digest.digest;
-    counts[i] = digest.count;
+    const AgentEntries entries = dir->partitions[partitions[i]].entries_of(static_cast<std::uint16_t>(agent));
+    digests[i] = entries.digest;
+    counts[i] = entries.count;
   }
+  return KVP_OK;
+}
+
+int64_t kvp_dir_dropped(const kvp_dir *dir, uint64_t room, uint16_t *agents, uint16_t *partitions) {
+  if (dir == nullptr || !all_given(room, agents, partitions)) return KVP_EINVAL;
+  const std::size_t n = dir->dropped_partitions.size();
+  const std::size_t n_written = std::min<std::size_t>(n, room);
+  std::copy_n(dir->dropped_agents.begin(), n_written, agents);
+  std::copy_n(dir->dropped_partitions.begin(), n_written, partitions);
+  return static_cast<std::int64_t>(n);
+}
+
+int kvp_dir_records(const kvp_dir *dir, uint64_t n, const uint16_t *partitions, uint32_t *records) {
+  if (dir == nullptr || !all_given(n, partitions, records) || !partitions_exist(n, partitions)) return KVP_EINVAL;
+  for (std::uint64_t i = 0; i < n; ++i) records[i] = static_cast<std::uint32_t>(dir->partitions[partitions[i]].n_records());
   return KVP_OK;
 }
 
@@ -128,6 +159,7 @@ int kvp_dir_replace(kvp_dir *dir, uint32_t agent, uint16_t partition, uint64_t n
   if (dir == nullptr || agent >= kAgentsMax || partition >= KVP_PARTITIONS) return KVP_EINVAL;
   if (!all_given(n, keys, slots, generations, lengths, tiers)) return KVP_EINVAL;
   const auto holder = static_cast<std::uint16_t>(agent);
+  forget_dropped(dir);
   try {
     dir->partitions[partition].sweep(holder);
     for (std::uint64_t i = 0; i < n; ++i) {
@@ -157,7 +189,8 @@ int64_t kvp_dir_sweep(kvp_dir *dir, uint32_t agent, uint32_t first_partition, ui
 }
 
 void kvp_dir_get_stats(const kvp_dir *dir, kvp_dir_stats *out) {
-  *out = {0, 0, sizeof *dir, dir->full_rejections};
+  const std::size_t dropped_bytes = 2 * sizeof(std::uint16_t) * dir->dropped_agents.capacity();
+  *out = {0, 0, sizeof *dir + dropped_bytes, dir->full_rejections, dir->dropped_holders};
   for (const Partition &partition : dir->partitions) {
     out->records += partition.n_records();
     out->holders += partition.n_holders();

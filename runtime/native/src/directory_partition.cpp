@@ -68,14 +68,19 @@ std::uint64_t entry_digest(const Key &key, const Location &location) {
 
 // ---- ops ---------------------------------------------------------------------------------------------------------------
 
-kvp_dir_result Partition::put(std::uint16_t agent, const Key &key, const Location &location, std::uint32_t records_max) {
+kvp_dir_result Partition::put(std::uint16_t agent, const Key &key, const Location &location, std::uint32_t records_max,
+                              DroppedAgents *dropped) {
   Holder fresh{location.slot, location.generation, location.length, agent, location.tier, kNone};
   const std::uint32_t position = find_record(key);
   if (position == kNone) {
-    if (records_.size() >= records_max) return KVP_DIR_FULL;
-    reserve_digest(agent);
+    reserve_agent(agent);
+    if (records_.size() < records_max) {
+      reserve_record();
+    } else if (dropped == nullptr || !make_room(agent, *dropped)) {
+      return KVP_DIR_FULL;
+    }
+    add_entry(agent, entry_digest(key, location));
     add_record(key, fresh);
-    add_to_digest(agent, entry_digest(key, location));
     return KVP_DIR_APPLIED;
   }
   std::size_t n_holders = 0;
@@ -83,19 +88,23 @@ kvp_dir_result Partition::put(std::uint16_t agent, const Key &key, const Locatio
     ++n_holders;
     if (holder->agent != agent) continue;
     if (holder->location() == location) return KVP_DIR_UNCHANGED;
-    digest_position(agent)->digest ^= entry_digest(key, holder->location()) ^ entry_digest(key, location);
+    agent_position(agent)->digest ^= entry_digest(key, holder->location()) ^ entry_digest(key, location);
     fresh.next = holder->next;
     *holder = fresh;
+    if (holder == &records_[position].first) {
+      release(position);
+      bear(position);
+    }
     return KVP_DIR_APPLIED;
   }
   if (n_holders >= KVP_HOLDERS_MAX) return KVP_DIR_HOLDERS_FULL;
-  reserve_digest(agent);
+  reserve_agent(agent);
   reserve_one_more(further_);
   Holder &first = records_[position].first;
   fresh.next = first.next;
   first.next = static_cast<std::uint32_t>(further_.size());
   further_.push_back({fresh, position});
-  add_to_digest(agent, entry_digest(key, location));
+  add_entry(agent, entry_digest(key, location));
   return KVP_DIR_APPLIED;
 }
 
@@ -126,16 +135,11 @@ std::size_t Partition::lookup(const Key &key, const std::uint8_t *alive, std::ui
 }
 
 std::size_t Partition::sweep(std::uint16_t agent) {
-  const std::size_t n = digest_of(agent).count;
-  // From the end, so that the record which fills a hole has been looked at.
-  for (std::size_t left = records_.size(); left-- > 0 && digest_of(agent).count > 0;) {
-    const auto position = static_cast<std::uint32_t>(left);
-    for (const Holder *holder = &records_[position].first; holder != nullptr; holder = next_of(*holder)) {
-      if (holder->agent == agent) {
-        erase_holder(position, agent);
-        break;
-      }
-    }
+  const std::size_t n = entries_of(agent).count;
+  while (entries_of(agent).places > 0) erase_holder(entries_of(agent).oldest, agent);
+  // From the end, so that the element which fills a hole has been looked at.
+  for (std::size_t left = further_.size(); left-- > 0 && entries_of(agent).count > 0;) {
+    if (further_[left].holder.agent == agent) erase_holder(further_[left].record, agent);
   }
   if (n > 0) shrink();
   return n;
@@ -144,35 +148,37 @@ std::size_t Partition::sweep(std::uint16_t agent) {
 void Partition::clear() { *this = Partition(); }
 
 std::size_t Partition::allocated_bytes() const {
-  return array_bytes(records_) + array_bytes(further_) + array_bytes(index_) + array_bytes(digests_);
+  return array_bytes(records_) + array_bytes(further_) + array_bytes(index_) + array_bytes(agents_);
 }
 
 // ---- records and holders -----------------------------------------------------------------------------------------------
 
-void Partition::add_record(const Key &key, const Holder &holder) {
+void Partition::reserve_record() {
   reserve_one_more(records_);
   if (index_places(records_.size() + 1) > index_.size()) rebuild_index(index_places(records_.capacity()));
-  index_[find_index(key)] = static_cast<std::uint32_t>(records_.size());
-  records_.push_back({key, holder});
+}
+
+// There is room for it, and its holder is counted already.
+void Partition::add_record(const Key &key, const Holder &holder) {
+  const auto record = static_cast<std::uint32_t>(records_.size());
+  index_[find_index(key)] = record;
+  records_.push_back({key, holder, kNone, kNone});
+  bear(record);
 }
 
 void Partition::erase_holder(std::uint32_t record, std::uint16_t agent) {
   Record &owner = records_[record];
+  if (owner.first.agent == agent && owner.first.next != kNone) pass_on(record, *lightest_further(record));
   if (owner.first.agent == agent) {
-    take_from_digest(agent, entry_digest(owner.key, owner.first.location()));
-    if (owner.first.next == kNone) {
-      erase_record(record);
-      return;
-    }
-    const std::uint32_t promoted = owner.first.next;
-    owner.first = further_[promoted].holder;
-    erase_further(promoted);
+    release(record);
+    take_entry(agent, entry_digest(owner.key, owner.first.location()));
+    erase_record(record);
     return;
   }
   Holder *before = &owner.first;
   while (further_[before->next].holder.agent != agent) before = next_of(*before);
   const std::uint32_t erased = before->next;
-  take_from_digest(agent, entry_digest(owner.key, further_[erased].holder.location()));
+  take_entry(agent, entry_digest(owner.key, further_[erased].holder.location()));
   before->next = further_[erased].holder.next;
   erase_further(erased);
 }
@@ -189,11 +195,13 @@ void Partition::erase_further(std::uint32_t further) {
   further_.pop_back();
 }
 
+// Nobody bears the record any more.
 void Partition::erase_record(std::uint32_t record) {
   erase_index(find_index(records_[record].key));
   const auto last = static_cast<std::uint32_t>(records_.size() - 1);
   if (record != last) {
     index_[find_index(records_[last].key)] = record;
+    relink(last, record);
     records_[record] = records_[last];
     for (Holder *holder = &records_[record].first; holder->next != kNone; holder = next_of(*holder)) {
       further_[holder->next].record = record;
@@ -242,34 +250,34 @@ void Partition::erase_index(std::size_t place) {
   index_[hole] = kNone;
 }
 
-// ---- digests -----------------------------------------------------------------------------------------------------------
+// ---- agents ------------------------------------------------------------------------------------------------------------
 
-AgentDigest Partition::digest_of(std::uint16_t agent) const {
-  const auto position = std::lower_bound(digests_.begin(), digests_.end(), agent,
-                                         [](const AgentDigest &entry, std::uint16_t wanted) { return entry.agent < wanted; });
-  return position != digests_.end() && position->agent == agent ? *position : AgentDigest{0, 0, agent};
+AgentEntries Partition::entries_of(std::uint16_t agent) const {
+  const auto position = std::lower_bound(agents_.begin(), agents_.end(), agent,
+                                         [](const AgentEntries &entries, std::uint16_t wanted) { return entries.agent < wanted; });
+  return position != agents_.end() && position->agent == agent ? *position : AgentEntries{0, 0, 0, kNone, agent};
 }
 
-std::vector<AgentDigest>::iterator Partition::digest_position(std::uint16_t agent) {
-  return std::lower_bound(digests_.begin(), digests_.end(), agent,
-                          [](const AgentDigest &entry, std::uint16_t wanted) { return entry.agent < wanted; });
+std::vector<AgentEntries>::iterator Partition::agent_position(std::uint16_t agent) {
+  return std::lower_bound(agents_.begin(), agents_.end(), agent,
+                          [](const AgentEntries &entries, std::uint16_t wanted) { return entries.agent < wanted; });
 }
 
-void Partition::reserve_digest(std::uint16_t agent) {
-  if (digest_of(agent).count == 0) reserve_one_more(digests_);
+void Partition::reserve_agent(std::uint16_t agent) {
+  if (entries_of(agent).count == 0) reserve_one_more(agents_);
 }
 
-void Partition::add_to_digest(std::uint16_t agent, std::uint64_t entry) {
-  auto position = digest_position(agent);
-  if (position == digests_.end() || position->agent != agent) position = digests_.insert(position, {0, 0, agent});
-  position->digest ^= entry;
+void Partition::add_entry(std::uint16_t agent, std::uint64_t digest) {
+  auto position = agent_position(agent);
+  if (position == agents_.end() || position->agent != agent) position = agents_.insert(position, {0, 0, 0, kNone, agent});
+  position->digest ^= digest;
   ++position->count;
 }
 
-void Partition::take_from_digest(std::uint16_t agent, std::uint64_t entry) {
-  const auto position = digest_position(agent);
-  position->digest ^= entry;
-  if (--position->count == 0) digests_.erase(position);
+void Partition::take_entry(std::uint16_t agent, std::uint64_t digest) {
+  const auto position = agent_position(agent);
+  position->digest ^= digest;
+  if (--position->count == 0) agents_.erase(position);
 }
 
 // Gives back what is no longer needed. Running out of memory here is no failure: the arrays simply stay as they are.
@@ -281,7 +289,7 @@ void Partition::shrink() {
   try {
     shrink_array(records_);
     shrink_array(further_);
-    shrink_array(digests_);
+    shrink_array(agents_);
     if (index_.size() > index_places(records_.capacity())) rebuild_index(index_places(records_.capacity()));
   } catch (const std::bad_alloc &) {
     return;

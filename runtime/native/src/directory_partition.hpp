@@ -5,7 +5,11 @@
 // it back, removal from the arrays moves the last element into the hole. Arrays grow by an eighth and shrink again
 // with what is in them.
 //
-// Invariants: every record has at least one holder; an agent holds a record at most once; `digests` has an entry exactly for the
+// A record takes one place, and one of its holders, the first in its list, bears it. The records that an agent bears form a circle
+// from the one that it has borne for longest to the newest. When there is no place left, this is how room is shared
+// (directory_room.cpp): who bears most gives its oldest record up.
+//
+// Invariants: every record has at least one holder; an agent holds a record at most once; `agents_` has an element exactly for the
 // agents that hold something here. Not thread-safe. Throws std::bad_alloc before anything is changed.
 #pragma once
 
@@ -38,16 +42,23 @@ struct Location {
 // The 64-bit mix of one entry. Producer and owner compare XORs of it over the wire, so it is part of the protocol (docs/formats.md).
 std::uint64_t entry_digest(const Key &key, const Location &location);
 
-struct AgentDigest {
+// What one agent holds in a partition.
+struct AgentEntries {
   std::uint64_t digest;
   std::uint32_t count;
+  std::uint32_t places;  // records that it bears
+  std::uint32_t oldest;  // of these, position of the one it has borne for longest; valid if there is one
   std::uint16_t agent;
 };
 
+// The agents that lost an entry to make room, once for each entry.
+using DroppedAgents = std::vector<std::uint16_t>;
+
 class Partition {
  public:
-  // PUT: stores or replaces the agent's holder of the key.
-  kvp_dir_result put(std::uint16_t agent, const Key &key, const Location &location, std::uint32_t records_max);
+  // PUT: stores or replaces the agent's holder of the key. A full partition makes room if `dropped` is given, and appends to it.
+  kvp_dir_result put(std::uint16_t agent, const Key &key, const Location &location, std::uint32_t records_max,
+                     DroppedAgents *dropped);
   // REMOVE: takes the agent's holder away if slot and generation are equal.
   kvp_dir_result remove(std::uint16_t agent, const Key &key, std::uint32_t slot, std::uint32_t generation);
   // Writes the live holders of the key and returns how many there are; 0 when there are more than room.
@@ -56,16 +67,19 @@ class Partition {
   std::size_t sweep(std::uint16_t agent);
   void clear();
 
-  AgentDigest digest_of(std::uint16_t agent) const;
+  AgentEntries entries_of(std::uint16_t agent) const;
 
-  // Calls visit(key, location) for each entry of the agent.
+  // Calls visit(key, location) for each entry of the agent: first of the records that it bears, from the oldest on.
   template <typename Visit>
   void each_entry(std::uint16_t agent, Visit &&visit) const {
-    if (digest_of(agent).count == 0) return;
-    for (const Record &record : records_) {
-      for (const Holder *holder = &record.first; holder != nullptr; holder = next_of(*holder)) {
-        if (holder->agent == agent) visit(record.key, holder->location());
-      }
+    const AgentEntries entries = entries_of(agent);
+    std::uint32_t position = entries.oldest;
+    for (std::uint32_t n = 0; n < entries.places; ++n, position = records_[position].newer) {
+      visit(records_[position].key, records_[position].first.location());
+    }
+    if (entries.count == entries.places) return;
+    for (const FurtherHolder &further : further_) {
+      if (further.holder.agent == agent) visit(records_[further.record].key, further.holder.location());
     }
   }
 
@@ -89,13 +103,15 @@ class Partition {
   };
   struct Record {
     Key key;
-    Holder first;
+    Holder first;         // bears the record
+    std::uint32_t older;  // neighbours in the circle of records that the same agent bears
+    std::uint32_t newer;
   };
   struct FurtherHolder {
     Holder holder;
     std::uint32_t record;  // whose list it is in: lets the last element be moved into a hole
   };
-  static_assert(sizeof(Holder) == 20 && sizeof(Record) == 40 && sizeof(FurtherHolder) == 24);
+  static_assert(sizeof(Holder) == 20 && sizeof(Record) == 48 && sizeof(FurtherHolder) == 24);
 
   const Holder *next_of(const Holder &holder) const {
     return holder.next == kNone ? nullptr : &further_[holder.next].holder;
@@ -108,22 +124,34 @@ class Partition {
   void rebuild_index(std::size_t n_places);
   void erase_index(std::size_t place);
 
+  void reserve_record();
   void add_record(const Key &key, const Holder &holder);
   void erase_record(std::uint32_t record);
   // Removes the holder of this agent from the record, and the record when it was the last one.
   void erase_holder(std::uint32_t record, std::uint16_t agent);
   void erase_further(std::uint32_t further);
 
-  std::vector<AgentDigest>::iterator digest_position(std::uint16_t agent);
-  void reserve_digest(std::uint16_t agent);
-  void add_to_digest(std::uint16_t agent, std::uint64_t entry);
-  void take_from_digest(std::uint16_t agent, std::uint64_t entry);
+  std::vector<AgentEntries>::iterator agent_position(std::uint16_t agent);
+  void reserve_agent(std::uint16_t agent);
+  void add_entry(std::uint16_t agent, std::uint64_t digest);
+  void take_entry(std::uint16_t agent, std::uint64_t digest);
   void shrink();
+
+  // directory_room.cpp
+  void bear(std::uint32_t record);     // the record's first holder bears it from now on, as its newest
+  void release(std::uint32_t record);  // and does so no longer
+  void relink(std::uint32_t from, std::uint32_t to);
+  void pass_on(std::uint32_t record, Holder &taker);
+  Holder *lightest_further(std::uint32_t record);
+  bool hand_over(std::uint32_t record);
+  std::uint32_t record_to_give(std::uint16_t applicant);
+  void drop_record(std::uint32_t record, DroppedAgents &dropped);
+  bool make_room(std::uint16_t applicant, DroppedAgents &dropped);
 
   std::vector<Record> records_;
   std::vector<FurtherHolder> further_;
   std::vector<std::uint32_t> index_;  // position in records_, or kNone; at most three quarters are used
-  std::vector<AgentDigest> digests_;  // sorted by agent
+  std::vector<AgentEntries> agents_;  // sorted by agent
 };
 
 }  // namespace kvpeer::directory

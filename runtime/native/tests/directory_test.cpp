@@ -29,9 +29,9 @@ struct Destroy {
 };
 using Directory = std::unique_ptr<kvp_dir, Destroy>;
 
-Directory make_directory(std::uint32_t partition_records_max = 1u << 20) {
+Directory make_directory(std::uint32_t partition_records_max = 1u << 20, bool makes_room = true) {
   kvp_dir *dir = nullptr;
-  EXPECT_EQ(kvp_dir_create(partition_records_max, &dir), KVP_OK);
+  EXPECT_EQ(kvp_dir_create(partition_records_max, makes_room, &dir), KVP_OK);
   return Directory(dir);
 }
 
@@ -256,14 +256,148 @@ TEST(Directory, DumpAndReplaceMoveAnAgentsEntriesAndNobodyElses) {
   EXPECT_EQ(digest_of(dir.get(), 2, 5), others);
 }
 
-TEST(Directory, FullPartitionRefusesNewRecordsOnly) {
-  auto dir = make_directory(2);
+TEST(Directory, FullPartitionThatMakesNoRoomRefusesNewRecordsOnly) {
+  auto dir = make_directory(2, false);
   EXPECT_EQ(apply(dir.get(), 1, KVP_DIR_PUT, key_of(1), 5, {1, 1, 8, 2}), KVP_DIR_APPLIED);
   EXPECT_EQ(apply(dir.get(), 1, KVP_DIR_PUT, key_of(2), 5, {2, 1, 8, 2}), KVP_DIR_APPLIED);
   EXPECT_EQ(apply(dir.get(), 1, KVP_DIR_PUT, key_of(3), 5, {3, 1, 8, 2}), KVP_DIR_FULL);
   EXPECT_EQ(apply(dir.get(), 2, KVP_DIR_PUT, key_of(2), 5, {9, 1, 8, 2}), KVP_DIR_APPLIED);
   EXPECT_EQ(apply(dir.get(), 1, KVP_DIR_PUT, key_of(3), 6, {3, 1, 8, 2}), KVP_DIR_APPLIED);
   EXPECT_EQ(stats_of(dir.get()).full_rejections, 1u);
+}
+
+// Puts pages first..stop-1 of an agent into partition 5.
+void put_all(kvp_dir *dir, std::uint32_t agent, std::uint64_t first, std::uint64_t stop) {
+  for (std::uint64_t number = first; number < stop; ++number) {
+    ASSERT_EQ(apply(dir, agent, KVP_DIR_PUT, key_of(number), 5, {static_cast<std::uint32_t>(number), 1, 8, 2}), KVP_DIR_APPLIED);
+  }
+}
+
+std::vector<std::uint16_t> dropped_of(const kvp_dir *dir) {
+  std::vector<std::uint16_t> agents(64), partitions(64);
+  const std::int64_t n = kvp_dir_dropped(dir, agents.size(), agents.data(), partitions.data());
+  EXPECT_LE(n, 64);
+  agents.resize(n);
+  for (std::int64_t i = 0; i < n; ++i) EXPECT_EQ(partitions[i], 5);
+  return agents;
+}
+
+// Slots of an agent's entries in partition 5, in the order of the dump.
+std::vector<std::uint32_t> slots_of(const kvp_dir *dir, std::uint32_t agent) {
+  std::vector<std::uint8_t> keys(64 * KVP_KEY_BYTES), tiers(64);
+  std::vector<std::uint32_t> slots(64), generations(64), lengths(64);
+  const std::int64_t n = kvp_dir_dump(dir, agent, 5, 64, keys.data(), slots.data(), generations.data(), lengths.data(), tiers.data());
+  EXPECT_LE(n, 64);
+  slots.resize(n);
+  return slots;
+}
+
+using Slots = std::vector<std::uint32_t>;
+using Agents = std::vector<std::uint16_t>;
+
+TEST(DirectoryRoom, WhoHasMostGivesItsOldestUpUntilAllHaveTheSame) {
+  auto dir = make_directory(6);
+  put_all(dir.get(), 1, 0, 6);
+  put_all(dir.get(), 2, 10, 11);
+  EXPECT_EQ(dropped_of(dir.get()), Agents{1});
+  EXPECT_EQ(slots_of(dir.get(), 1), (Slots{1, 2, 3, 4, 5}));
+  put_all(dir.get(), 2, 11, 13);
+  EXPECT_EQ(slots_of(dir.get(), 1), (Slots{3, 4, 5}));
+  put_all(dir.get(), 2, 13, 20);
+  EXPECT_EQ(dropped_of(dir.get()), Agents{2});
+  EXPECT_EQ(slots_of(dir.get(), 1), (Slots{3, 4, 5}));
+  EXPECT_EQ(slots_of(dir.get(), 2), (Slots{17, 18, 19}));
+  EXPECT_EQ(stats_of(dir.get()).dropped_holders, 10u);
+  EXPECT_EQ(stats_of(dir.get()).full_rejections, 0u);
+}
+
+TEST(DirectoryRoom, AnAgentAloneKeepsItsNewest) {
+  auto dir = make_directory(3);
+  put_all(dir.get(), 1, 0, 3);
+  EXPECT_EQ(apply(dir.get(), 1, KVP_DIR_PUT, key_of(0), 5, {0, 1, 8, 2}), KVP_DIR_UNCHANGED);  // no newer than before
+  EXPECT_EQ(apply(dir.get(), 1, KVP_DIR_PUT, key_of(1), 5, {30, 2, 8, 2}), KVP_DIR_APPLIED);  // published again elsewhere
+  put_all(dir.get(), 1, 40, 42);
+  EXPECT_EQ(slots_of(dir.get(), 1), (Slots{30, 40, 41}));
+}
+
+TEST(DirectoryRoom, MoreAgentsThanPlacesAreRefused) {
+  auto dir = make_directory(2);
+  put_all(dir.get(), 1, 0, 1);
+  put_all(dir.get(), 2, 1, 2);
+  EXPECT_EQ(apply(dir.get(), 3, KVP_DIR_PUT, key_of(9), 5, {9, 1, 8, 2}), KVP_DIR_FULL);
+  EXPECT_EQ(stats_of(dir.get()).full_rejections, 1u);
+  EXPECT_EQ(dropped_of(dir.get()), Agents{});
+  put_all(dir.get(), 2, 2, 3);
+  EXPECT_EQ(slots_of(dir.get(), 1), Slots{0});
+}
+
+TEST(DirectoryRoom, ASharedRecordIsHandedOverBeforeAnythingOfItIsDropped) {
+  auto dir = make_directory(4);
+  put_all(dir.get(), 1, 0, 4);
+  put_all(dir.get(), 2, 0, 2);  // holds 0 and 1 too, and bears nothing
+  put_all(dir.get(), 3, 10, 11);
+  EXPECT_EQ(dropped_of(dir.get()), Agents{1}) << "2 took record 0 over, then 1 had to give record 1 or 2 up";
+  EXPECT_EQ(lookup(dir.get(), key_of(0), 5, {1, 1, 1, 1}).size(), 2u);
+  EXPECT_EQ(stats_of(dir.get()).records, 4u);
+}
+
+TEST(DirectoryRoom, ASharedRecordThatNobodyCanTakeOverIsDroppedWhole) {
+  auto dir = make_directory(2);
+  put_all(dir.get(), 1, 0, 1);
+  put_all(dir.get(), 2, 1, 2);
+  put_all(dir.get(), 2, 0, 1);
+  put_all(dir.get(), 1, 5, 6);
+  const Agents dropped = dropped_of(dir.get());
+  EXPECT_EQ(std::set<std::uint16_t>(dropped.begin(), dropped.end()), (std::set<std::uint16_t>{1, 2}));
+  EXPECT_EQ(lookup(dir.get(), key_of(0), 5, {1, 1, 1}).size(), 0u);
+  EXPECT_EQ(slots_of(dir.get(), 2), Slots{1});
+}
+
+TEST(DirectoryRoom, AReplaceMakesRoomAndSaysWhoPaid) {
+  auto dir = make_directory(4);
+  put_all(dir.get(), 1, 0, 4);
+  std::vector<std::uint8_t> keys, tiers(8, 2);
+  const std::vector<std::uint32_t> slots = {20, 21, 22, 23, 24, 25, 26, 27}, same(8, 1);
+  for (const std::uint32_t slot : slots) {
+    const PageKey key = key_of(slot);
+    keys.insert(keys.end(), key.begin(), key.end());
+  }
+  ASSERT_EQ(kvp_dir_replace(dir.get(), 2, 5, 8, keys.data(), slots.data(), same.data(), same.data(), tiers.data()), KVP_OK);
+  EXPECT_EQ(dropped_of(dir.get()), (Agents{1, 1, 2, 2, 2, 2, 2, 2}));
+  EXPECT_EQ(slots_of(dir.get(), 1), (Slots{2, 3}));
+  EXPECT_EQ(slots_of(dir.get(), 2), (Slots{26, 27}));
+}
+
+TEST(DirectoryRoom, KeepsEveryListWholeUnderRandomOps) {
+  constexpr std::uint32_t kAgents = 6, kRecords = 24;
+  std::mt19937 random(11);
+  auto dir = make_directory(kRecords);
+  const std::vector<std::uint8_t> everybody(kAgents, 1);
+  auto below = [&](std::uint32_t n) { return static_cast<std::uint32_t>(random() % n); };
+  std::uint64_t n_dropped = 0;
+  for (int step = 0; step < 40000; ++step) {
+    // The lower an agent's number, the more it publishes; half of the pages are shared.
+    const std::uint32_t agent = std::min(below(kAgents), below(kAgents));
+    const PageKey key = key_of(below(2) == 0 ? below(20) : 100 * (agent + 1) + below(40));
+    if (below(1000) == 0) {
+      ASSERT_GE(kvp_dir_sweep(dir.get(), agent, 5, 1), 0);
+    } else if (below(5) == 0) {
+      apply(dir.get(), agent, KVP_DIR_REMOVE, key, 5, {below(2), 1, 8, 2});
+    } else {
+      apply(dir.get(), agent, KVP_DIR_PUT, key, 5, {below(2), 1, 8, 2});
+      n_dropped += dropped_of(dir.get()).size();
+    }
+    std::uint64_t n_holders = 0;
+    for (std::uint32_t other = 0; other < kAgents; ++other) {
+      ASSERT_EQ(slots_of(dir.get(), other).size(), digest_of(dir.get(), other, 5).second);
+      n_holders += digest_of(dir.get(), other, 5).second;
+    }
+    if (step % 100 != 0) continue;
+    ASSERT_EQ(stats_of(dir.get()).holders, n_holders);
+    ASSERT_LE(stats_of(dir.get()).records, kRecords);
+  }
+  EXPECT_EQ(stats_of(dir.get()).dropped_holders, n_dropped);
+  EXPECT_GT(n_dropped, 1000u);
 }
 
 TEST(Directory, LookupCountsLiveHoldersAndSkipsWhatDoesNotFit) {
@@ -299,8 +433,8 @@ TEST(Directory, SweepAndDropFreeWhatTheyName) {
 
 TEST(Directory, BadArgumentsChangeNothing) {
   kvp_dir *none = nullptr;
-  EXPECT_EQ(kvp_dir_create(0, &none), KVP_EINVAL);
-  EXPECT_EQ(kvp_dir_create(1, nullptr), KVP_EINVAL);
+  EXPECT_EQ(kvp_dir_create(0, 1, &none), KVP_EINVAL);
+  EXPECT_EQ(kvp_dir_create(1, 1, nullptr), KVP_EINVAL);
   auto dir = make_directory();
   const PageKey key = key_of(1);
   const std::uint8_t ops[] = {KVP_DIR_PUT, 3}, tiers[] = {2, 2};
@@ -314,6 +448,8 @@ TEST(Directory, BadArgumentsChangeNothing) {
   EXPECT_EQ(kvp_dir_apply(dir.get(), 0, 1, ops, nullptr, partitions, numbers, numbers, numbers, tiers, results), KVP_EINVAL);
   EXPECT_EQ(kvp_dir_lookup(dir.get(), 1, key.data(), partitions + 1, nullptr, 0, results, nullptr, 0), KVP_EINVAL);
   EXPECT_EQ(kvp_dir_digests(dir.get(), 0, 1, partitions + 1, &digest, &count), KVP_EINVAL);
+  EXPECT_EQ(kvp_dir_records(dir.get(), 1, partitions + 1, &count), KVP_EINVAL);
+  EXPECT_EQ(kvp_dir_dropped(dir.get(), 1, nullptr, nullptr), KVP_EINVAL);
   EXPECT_EQ(kvp_dir_dump(dir.get(), 0, KVP_PARTITIONS, 0, nullptr, nullptr, nullptr, nullptr, nullptr), KVP_EINVAL);
   EXPECT_EQ(kvp_dir_replace(dir.get(), 0, KVP_PARTITIONS, 0, nullptr, nullptr, nullptr, nullptr, nullptr), KVP_EINVAL);
   EXPECT_EQ(kvp_dir_drop_partition(dir.get(), KVP_PARTITIONS), KVP_EINVAL);

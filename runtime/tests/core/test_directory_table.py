@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 
 import numpy as np
 from hypothesis import settings
@@ -45,10 +46,10 @@ def by_key(table, keys, partition_column, alive):
 
 
 class TableEqualsDict(RuleBasedStateMachine):
-    @initialize(partition_records_max=st.sampled_from([1, 7, 1000]))
-    def create(self, partition_records_max):
-        self.table = DirectoryTable(partition_records_max)
-        self.oracle = DirectoryOracle(partition_records_max)
+    @initialize(partition_records_max=st.sampled_from([1, 7, 25, 1000]), makes_room=st.booleans())
+    def create(self, partition_records_max, makes_room):
+        self.table = DirectoryTable(partition_records_max, makes_room=makes_room)
+        self.oracle = DirectoryOracle(partition_records_max, makes_room)
 
     def both(self, name, *arguments):
         return getattr(self.table, name)(*arguments), getattr(self.oracle, name)(*arguments)
@@ -60,15 +61,23 @@ class TableEqualsDict(RuleBasedStateMachine):
         places = np.array([partition for _, partition, _ in batch], dtype=np.uint16)
         real, expected = self.both("apply", agent, kinds, keys, places, slots, generations, lengths, tiers)
         assert real.tolist() == expected.tolist()
+        self.same_dropped()
 
     @rule(holders=st.sets(agents, min_size=10), partition=partitions, entry=entries)
     def many_agents_publish_the_same_page(self, holders, partition, entry):
         for agent in sorted(holders):
             self.apply(agent, [(1, partition, entry)])
 
+    @rule(batches=st.lists(st.tuples(st.sampled_from([0, 0, 0, 1, 2]), st.lists(entries, max_size=10)), max_size=8))
+    def few_agents_fill_a_partition(self, batches):
+        """They share pages, and one of them publishes more than the others: records change their bearers."""
+        for agent, batch in batches:
+            self.apply(agent, [(1, PARTITIONS[0], entry) for entry in batch])
+
     @rule(agent=agents, partition=partitions, rows=st.lists(entries, max_size=60))
     def replace(self, agent, partition, rows):
         self.both("replace", agent, partition, *entry_columns(rows))
+        self.same_dropped()
 
     @rule(agent=agents, origin=partitions, partition=partitions)
     def copy_a_partition(self, agent, origin, partition):
@@ -104,12 +113,24 @@ class TableEqualsDict(RuleBasedStateMachine):
             for partition in PARTITIONS:
                 real, expected = self.both("dump", agent, partition)
                 assert entry_set(real) == entry_set(expected)
+                n_borne = sum(record.bearer == agent for record in self.oracle.partitions[partition].values())
+                assert real[0][:n_borne].tolist() == expected[0][:n_borne].tolist(), "another order of age"
+        real, expected = self.both("n_records", places)
+        assert real.tolist() == expected.tolist()
         real, expected = self.both("stats")
-        assert (real.records, real.holders, real.full_rejections) == (
+        assert (real.records, real.holders, real.full_rejections, real.dropped_holders) == (
             expected.records,
             expected.holders,
             expected.full_rejections,
+            expected.dropped_holders,
         )
+
+    def same_dropped(self):
+        """Who lost how many entries where; the order within one record is not promised."""
+        real, expected = (
+            Counter(zip(*(column.tolist() for column in dropped), strict=True)) for dropped in self.both("dropped")
+        )
+        assert real == expected
 
 
 def entry_set(columns):

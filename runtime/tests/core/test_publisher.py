@@ -22,7 +22,7 @@ class Agent:
     """A publisher, and a network that holds every message until the test answers it."""
 
     def __init__(self, *owners, replicas: int = 2, registry_records_max: int = 1000, interval_s: float = 30.0) -> None:
-        self.publisher = Publisher(OWN, DirectoryOracle(registry_records_max), interval_s)
+        self.publisher = Publisher(OWN, DirectoryOracle(registry_records_max, makes_room=False), interval_s)
         self.unanswered = []
         self.now = 0.0
         self.join(*owners, replicas=replicas)

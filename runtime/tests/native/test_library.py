@@ -65,7 +65,7 @@ def test_every_code_becomes_an_error_that_names_the_action():
 
 
 def test_a_closed_table_says_so():
-    table = DirectoryTable(10)
+    table = DirectoryTable(10, makes_room=True)
     table.close()
     with pytest.raises(LocalProtocolError, match="DirectoryTable is closed"):
         table.stats()

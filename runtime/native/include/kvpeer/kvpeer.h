@@ -236,15 +236,19 @@ enum kvp_dir_op { KVP_DIR_PUT = 1, KVP_DIR_REMOVE = 2 };
 enum kvp_dir_result {
   KVP_DIR_APPLIED = 0,
   KVP_DIR_UNCHANGED = 1, /* PUT of an equal entry; REMOVE of an entry that is not there or has another (slot, generation) */
-  KVP_DIR_FULL = 2,      /* partition_records_max reached: not stored */
+  KVP_DIR_FULL = 2,      /* partition_records_max reached, and no room was made: not stored */
   KVP_DIR_HOLDERS_FULL = 3
 };
 
 typedef struct {
-  uint64_t records, holders, bytes, full_rejections;
+  uint64_t records, holders, bytes, full_rejections, dropped_holders;
 } kvp_dir_stats;
 
-KVP_API int kvp_dir_create(uint32_t partition_records_max, kvp_dir **out);
+/* makes_room: PUT of a new record into a full partition drops the oldest record of the agent that bears most of them (a record is
+ * borne by one of its holders), or of the putting agent itself unless another bears at least two more. A record that has another
+ * holder who bears less is handed over instead. KVP_DIR_FULL then means that the agents are at least as many as the places. Costs one
+ * pass over the agents of the partition, at most 17 times. Without makes_room, such a PUT is refused. */
+KVP_API int kvp_dir_create(uint32_t partition_records_max, int makes_room, kvp_dir **out);
 KVP_API void kvp_dir_destroy(kvp_dir *dir);
 /* One producer's ops in order. PUT replaces the agent's holder of the key; REMOVE compares (slot, generation). After KVP_ENOMEM
  * a first part of the ops is applied: repair. */
@@ -257,9 +261,15 @@ KVP_API int kvp_dir_apply(kvp_dir *dir, uint32_t agent, uint64_t n, const uint8_
 KVP_API int64_t kvp_dir_lookup(const kvp_dir *dir, uint64_t n, const uint8_t *keys, const uint16_t *partitions,
                                const uint8_t *alive, uint32_t n_alive, uint8_t *counts, kvp_holder *holders_out,
                                uint64_t holders_max);
+/* Whose entries the latest kvp_dir_apply or kvp_dir_replace dropped to make room, and where: one item for each entry. Returns how many
+ * there are (writes at most room). */
+KVP_API int64_t kvp_dir_dropped(const kvp_dir *dir, uint64_t room, uint16_t *agents, uint16_t *partitions);
+/* Records in each of these partitions. */
+KVP_API int kvp_dir_records(const kvp_dir *dir, uint64_t n, const uint16_t *partitions, uint32_t *records);
 KVP_API int kvp_dir_digests(const kvp_dir *dir, uint32_t agent, uint64_t n, const uint16_t *partitions, uint64_t *digests,
                             uint32_t *counts);
-/* All entries of an agent in a partition; returns how many there are (writes at most room). */
+/* All entries of an agent in a partition, first of the records that it bears, from the oldest on; returns how many there are (writes
+ * at most room). */
 KVP_API int64_t kvp_dir_dump(const kvp_dir *dir, uint32_t agent, uint16_t partition, uint64_t room, uint8_t *keys,
                              uint32_t *slots, uint32_t *generations, uint32_t *lengths, uint8_t *tiers);
 /* Replaces all of the agent's entries in a partition by the given ones (repair). Those that a limit keeps out are counted in
