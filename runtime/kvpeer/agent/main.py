@@ -167,7 +167,7 @@ class Agent:
         )
         self._directory = DirectoryService(
             self.agent_id,
-            DirectoryShard(self.agent_id, DirectoryTable(directory.partition_records_max, makes_room=False)),
+            DirectoryShard(self.agent_id, DirectoryTable(directory.partition_records_max, makes_room=True)),
             Publisher(
                 self.agent_id,
                 DirectoryTable(REGISTRY_PARTITION_RECORDS_MAX, makes_room=False),

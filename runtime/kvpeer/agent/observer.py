@@ -126,6 +126,7 @@ class Observer:
         metrics.gauge("kvpeer_directory_holders").set(stats.holders)
         metrics.gauge("kvpeer_directory_memory_bytes").set(stats.bytes)
         metrics.advance("kvpeer_directory_rejected_records_total", stats.full_rejections)
+        metrics.advance("kvpeer_directory_dropped_holders_total", stats.dropped_holders)
         metrics.advance("kvpeer_directory_repairs_total", self._directory.n_repairs)
         metrics.advance("kvpeer_directory_send_failures_total", self._directory.n_send_failures)
         metrics.advance("kvpeer_directory_unpublished_pages_total", self._directory.publisher.n_not_published)

@@ -8,6 +8,9 @@ so that a lost answer heals with the next one.
 
 A key without a holder is a miss only in a partition that this shard owns and that every living producer has confirmed;
 elsewhere the answer is unsure. Entries of producers that are not alive are void at once and freed later, in slices.
+
+A partition that is full shares its room between the producers (see `directory_table`); what it keeps out, or drops, is
+not asked for again before there is room (see `full_partitions`).
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from kvpeer.core.directory_stream import (
     unpack_stale,
 )
 from kvpeer.core.directory_table import ApplyResult, DirectoryTable, DirectoryTableStats, Op
+from kvpeer.core.full_partitions import FullPartitions
 from kvpeer.core.ring import Ring
 from kvpeer.model import N_PARTITIONS, AgentId, CapacityError, PeerUnavailableError
 from kvpeer.wire import packing
@@ -91,13 +95,12 @@ class ShardCounters:
 
 @dataclass(slots=True)
 class _Producer:
-    """A living producer. `confirmed`: partitions in which the shard has all that it holds. `refused`: partitions in
-    which a limit kept some of it out, so that repairing them again would be in vain."""
+    """A living producer. `confirmed`: partitions in which the shard has all that it holds, but for what limits keep
+    out."""
 
     idx: int
     next_sequence: int = 0
     confirmed: _Flags = field(default_factory=lambda: np.zeros(N_PARTITIONS, dtype=np.bool_))
-    refused: _Flags = field(default_factory=lambda: np.zeros(N_PARTITIONS, dtype=np.bool_))
 
 
 @dataclass(slots=True)
@@ -129,7 +132,7 @@ class DirectoryShard:
         self._owned = np.zeros(N_PARTITIONS, dtype=np.bool_)
         self._synced: _Flags | None = None
         self._held = np.zeros(N_PARTITIONS, dtype=np.bool_)
-        self._full = np.zeros(N_PARTITIONS, dtype=np.bool_)
+        self._full = FullPartitions(table)
         self._drop_at = np.full(N_PARTITIONS, np.inf)
 
     # ---- readers ---------------------------------------------------------------------------------------------------
@@ -158,7 +161,7 @@ class DirectoryShard:
         """Removes the locations that a reader found stale, each only if slot and generation are the reported ones.
 
         Nothing is remembered: the producer's word counts more. If it still holds the page there, its stream or the next
-        comparison of digests puts the entry back.
+        comparison of digests puts the entry back, in a full partition too.
 
         Raises:
             RemoteProtocolError: the message's columns do not fit together.
@@ -166,8 +169,9 @@ class DirectoryShard:
         reported = unpack_stale(message)
         producer = self._producers.get(AgentId(message.producer))
         if producer is not None:
-            results = self._apply_ops(producer, reported)
-            self.counters.n_stale_removed += int((results == ApplyResult.APPLIED).sum())
+            removed = self._apply_ops(producer, reported) == ApplyResult.APPLIED
+            self._full.admit(producer.idx, reported.partitions[removed])
+            self.counters.n_stale_removed += int(removed.sum())
 
     # ---- producers -------------------------------------------------------------------------------------------------
 
@@ -197,12 +201,14 @@ class DirectoryShard:
         if self._accept(state, message.sequence, 1) == 0:
             partition = np.array([message.partition], dtype=np.uint16)
             n_before = self._count(state, partition)
+            self._full.admit(state.idx, partition)
             self._table.replace(state.idx, message.partition, *entries)
             n_after = self._count(state, partition)
             if n_after < n_before:
-                self._note_room(partition)
-            state.refused[partition] = n_after < len(entries[0])
-            self._full[partition] |= state.refused[partition]
+                self._full.freed(partition)
+            if n_after < len(entries[0]):
+                self._full.keep_out(state.idx, partition)
+            self._full.note_dropped()
             self._held[partition] = True
             self._confirm(state, partition)
         return self._applied(state)
@@ -219,8 +225,8 @@ class DirectoryShard:
             _, counts = self._table.digests(state.idx, partitions)
             for partition in partitions[counts > 0].tolist():
                 self._table.sweep(state.idx, partition, 1)
-            self._note_room(partitions[counts > 0])
-            state.refused[partitions] = False
+            self._full.freed(partitions[counts > 0])
+            self._full.admit(state.idx, partitions)
             self._confirm(state, partitions)
         return self._applied(state)
 
@@ -238,7 +244,9 @@ class DirectoryShard:
         given_counts = packing.unpack(message.counts, packing.U4, len(partitions), "counts")
         state = self._alive_producer(producer)
         digests, counts = self._table.digests(state.idx, partitions)
-        settled = (digests == given_digests) & (counts == given_counts) | state.refused[partitions]
+        equal = (digests == given_digests) & (counts == given_counts)
+        self._full.admit(state.idx, partitions[equal])
+        settled = equal | self._full.keeps_out(state.idx, partitions)
         self._confirm(state, partitions[settled])
         state.confirmed[partitions[~settled]] = False
         self._synced = None
@@ -280,11 +288,12 @@ class DirectoryShard:
             sweep = self._sweeps[0]
             n = min(n_partitions, N_PARTITIONS - sweep.next_partition)
             if self._table.sweep(sweep.idx, sweep.next_partition, n):
-                self._note_room(np.arange(sweep.next_partition, sweep.next_partition + n))
+                self._full.freed(np.arange(sweep.next_partition, sweep.next_partition + n, dtype=np.uint16))
             sweep.next_partition += n
             n_partitions -= n
             if sweep.next_partition == N_PARTITIONS:
                 self._sweeps.popleft()
+                self._full.forget(sweep.idx)
                 self._free_indices.append(sweep.idx)
                 self._give_indices()
         return bool(self._sweeps) or n_partitions == 0
@@ -324,6 +333,7 @@ class DirectoryShard:
         if sequence > state.next_sequence:
             self.counters.n_gaps += 1
             state.confirmed[:] = False
+            self._full.admit(state.idx, slice(None))
             self._synced = None
         n_old = min(n, max(0, state.next_sequence - sequence))
         if n_old:
@@ -334,10 +344,10 @@ class DirectoryShard:
     def _apply_ops(self, state: _Producer, ops: OpColumns) -> npt.NDArray[np.uint8]:
         results = self._table.apply(state.idx, *ops.columns())
         self._held[ops.partitions] = True
-        self._note_room(ops.partitions[(ops.ops == Op.REMOVE) & (results == ApplyResult.APPLIED)])
+        self._full.withdrawn(state.idx, ops.partitions[(ops.ops == Op.REMOVE) & (results == ApplyResult.APPLIED)])
         rejected = ops.partitions[results >= ApplyResult.FULL]
-        state.refused[rejected] = True
-        self._full[rejected] = True
+        self._full.keep_out(state.idx, rejected)
+        self._full.note_dropped()
         self.counters.n_rejected += len(rejected)
         return results
 
@@ -354,20 +364,13 @@ class DirectoryShard:
     def _count(self, state: _Producer, partition: npt.NDArray[np.uint16]) -> int:
         return int(self._table.digests(state.idx, partition)[1][0])
 
-    def _note_room(self, partitions: npt.NDArray[Any]) -> None:
-        """Entries went from these partitions: what was refused there may be tried again."""
-        freed = partitions[self._full[partitions]]
-        if len(freed):
-            self._full[freed] = False
-            for state in self._producers.values():
-                state.refused[freed] = False
-
     def _drop(self, partition: int) -> None:
         self._table.drop_partition(partition)
-        self._held[partition] = self._full[partition] = False
+        self._full.freed(np.array([partition], dtype=np.uint16))
+        self._held[partition] = False
         self._drop_at[partition] = np.inf
         for state in self._producers.values():
-            state.confirmed[partition] = state.refused[partition] = False
+            state.confirmed[partition] = False
 
     def _synced_partitions(self) -> _Flags:
         """Partitions whose misses are misses; computed when something changed."""

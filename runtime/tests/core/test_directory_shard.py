@@ -329,6 +329,105 @@ def test_after_a_wrong_stale_report_the_producer_has_the_last_word():
 # ---- limits ----------------------------------------------------------------------------------------------------------
 
 
+FULL = [(f"page {number}", 5, number, 1) for number in range(16)]
+"""All places of partition 5 in a shard with 16 of them."""
+
+
+def differing(shard, producer, *rows):
+    """What the shard asks the producer to repair, if these are its pages in partition 5."""
+    return numbers(shard.digests(producer, digests_of(*rows, partitions=[5])).differing)
+
+
+def test_the_newest_pages_of_a_producer_alone_fill_its_partition():
+    shard = shard_with(ALPHA, partition_records_max=16)
+    shard.apply(ALPHA, put(0, *FULL, ("new", 5, 99, 1)))
+    assert [held for _, held in ask(shard, ("new", 5), FULL[0][:2], FULL[1][:2])] == [
+        {(ALPHA, 99, 1)},
+        set(),
+        {(ALPHA, 1, 1)},
+    ]
+    assert shard.stats().dropped_holders == 1
+
+
+def test_a_producer_that_has_to_give_way_is_not_repaired_before_there_is_room():
+    shard = shard_with(ALPHA, partition_records_max=16)
+    shard.apply(ALPHA, put(0, *FULL))
+    own = [("own", 5, 50, 1), ("other", 5, 51, 1)]
+    shard.apply(OWN, put(1, own[0]))
+    assert [held for _, held in ask(shard, ("own", 5), FULL[0][:2])] == [{(OWN, 50, 1)}, set()]
+    assert differing(shard, ALPHA, *FULL) == []
+    shard.apply(OWN, remove(2, own[0]))
+    assert differing(shard, ALPHA, *FULL) == [], "one free place is no room"
+    shard.apply(ALPHA, remove(16, FULL[1]))
+    assert differing(shard, ALPHA, FULL[0], *FULL[2:]) == [5]
+    shard.repair(ALPHA, repair(17, 5, FULL[0], *FULL[2:]))
+    assert ask(shard, FULL[0][:2])[0][1] == {(ALPHA, 0, 1)}
+    assert differing(shard, ALPHA, FULL[0], *FULL[2:]) == []
+
+
+def test_a_producer_that_withdrew_half_of_its_share_may_fill_it_again():
+    shard = shard_with(ALPHA, partition_records_max=16)
+    kept_out, left = FULL[:8], FULL[8:]
+    shard.apply(ALPHA, put(0, *FULL))
+    shard.apply(OWN, put(1, *[(f"own {number}", 5, 50 + number, 1) for number in range(20)]))
+    assert differing(shard, ALPHA, *FULL) == []
+    for n in range(4):
+        assert differing(shard, ALPHA, *kept_out, *left[n:]) == []
+        shard.apply(ALPHA, remove(16 + n, left[n]))
+        shard.apply(OWN, put(21 + n, (f"own {20 + n}", 5, 80 + n, 1)))
+    assert differing(shard, ALPHA, *kept_out, *left[4:]) == [5]
+    shard.repair(ALPHA, repair(20, 5, *kept_out, *left[4:]))
+    assert differing(shard, ALPHA, *kept_out, *left[4:]) == []
+    held = [row for _, holders in ask(shard, *[row[:2] for row in FULL]) for row in holders]
+    assert held == [(ALPHA, number, 1) for number in [*range(4, 8), *range(12, 16)]]
+
+
+def test_a_producer_whose_kept_out_pages_are_gone_is_repaired_like_any_other():
+    shard = shard_with(ALPHA, partition_records_max=16)
+    shard.apply(ALPHA, put(0, *FULL, ("new", 5, 99, 1)))
+    assert differing(shard, ALPHA, *FULL[1:], ("new", 5, 99, 1)) == []
+    assert differing(shard, ALPHA, *FULL[1:], ("new", 5, 99, 2)) == [5]
+
+
+def test_behind_a_gap_a_full_partition_is_repaired_once():
+    shard = shard_with(ALPHA, partition_records_max=16)
+    shard.apply(ALPHA, put(0, *FULL, ("new", 5, 99, 1)))
+    assert differing(shard, ALPHA, *FULL, ("new", 5, 99, 2)) == []
+    shard.apply(ALPHA, put(18, ("x", 6, 100, 1)))
+    assert differing(shard, ALPHA, *FULL, ("new", 5, 99, 2)) == [5]
+    shard.repair(ALPHA, repair(19, 5, *FULL, ("new", 5, 99, 2)))
+    assert differing(shard, ALPHA, *FULL, ("new", 5, 99, 2)) == []
+    assert ask(shard, ("new", 5))[0][1] == {(ALPHA, 99, 2)}
+
+
+def test_after_a_wrong_stale_report_a_full_partition_is_repaired_too():
+    shard = shard_with(ALPHA, partition_records_max=16)
+    pages = [*FULL, ("new", 5, 99, 1)]
+    shard.apply(ALPHA, put(0, *pages))
+    shard.stale(stale(ALPHA, "new", 5, 99, 1))
+    assert differing(shard, ALPHA, *pages) == [5]
+    shard.repair(ALPHA, repair(17, 5, *pages))
+    assert ask(shard, ("new", 5))[0][1] == {(ALPHA, 99, 1)}
+    assert differing(shard, ALPHA, *pages) == []
+
+
+def test_a_repair_of_one_producer_keeps_out_what_it_drops_of_another():
+    shard = shard_with(ALPHA, partition_records_max=16)
+    shard.apply(ALPHA, put(0, *FULL))
+    shard.repair(OWN, repair(1, 5, *[(f"own {number}", 5, 50 + number, 1) for number in range(20)]))
+    assert shard.stats().records == 16
+    assert differing(shard, ALPHA, *FULL) == []
+
+
+def test_what_an_ended_producer_had_kept_out_is_forgotten_with_its_index():
+    shard = shard_with(ALPHA, partition_records_max=16, agents_max=2)
+    shard.apply(ALPHA, put(0, *FULL, ("new", 5, 99, 1)))
+    shard.members_changed(Ring.build([OWN]), {OWN, BETA})
+    while shard.sweep(1000, now=0.0):
+        pass
+    assert differing(shard, BETA, *FULL) == [5]
+
+
 @pytest.mark.parametrize("way", ["apply", "repair"])
 def test_a_full_partition_is_not_repaired_over_and_over_but_again_when_there_is_room(way):
     shard = shard_with(ALPHA, partition_records_max=1)

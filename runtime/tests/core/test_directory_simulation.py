@@ -45,7 +45,8 @@ class Node:
 
 
 class Cluster:
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, partition_records_max: int = 1 << 20) -> None:
+        self.partition_records_max = partition_records_max
         self.random = random.Random(seed)
         self.now = 0.0
         self.order = itertools.count()
@@ -117,8 +118,8 @@ class Cluster:
         node_id = self.random.randbytes(16)
         node = Node(
             node_id,
-            Publisher(node_id, DirectoryOracle(), ANTI_ENTROPY_S),
-            DirectoryShard(node_id, DirectoryOracle()),
+            Publisher(node_id, DirectoryOracle(makes_room=False), ANTI_ENTROPY_S),
+            DirectoryShard(node_id, DirectoryOracle(self.partition_records_max)),
         )
         self.nodes[node_id] = node
         self.see(node, {node_id})
@@ -236,10 +237,7 @@ class Cluster:
 
     def check_quiet(self) -> None:
         ring = Ring.build(set(self.nodes))
-        truth = {
-            key: {(node_id, node.pages[key]) for node_id, node in self.nodes.items() if key in node.pages}
-            for key in KEYS
-        }
+        truth = self.truth()
         for node_id, node in self.nodes.items():
             assert node.view == set(self.nodes)
             owned = ring.owned_by(node_id)
@@ -254,14 +252,35 @@ class Cluster:
             assert node.shard.stats().holders == n_owned_holders, "records that nobody can find"
             assert all(isinstance(stream.outstanding, Digests | None) for stream in node.publisher.streams.values())
 
+    def check_full_partitions(self) -> int:
+        """What is known is true, and all of it is known where there is room. Returns how many partitions are full."""
+        ring, truth, n_full = Ring.build(set(self.nodes)), self.truth(), 0
+        for node_id, node in self.nodes.items():
+            found = self.look(node)
+            for partition in {PARTITION_OF[key] for key in KEYS if ring.owned_by(node_id)[PARTITION_OF[key]]}:
+                keys = [key for key in KEYS if PARTITION_OF[key] == partition]
+                n_records = sum(bool(found[key][1]) for key in keys)
+                assert n_records <= self.partition_records_max
+                assert all(found[key][1] <= truth[key] for key in keys)
+                if n_records < self.partition_records_max:
+                    assert all(found[key][1] == truth[key] for key in keys)
+                n_full += any(found[key][1] < truth[key] for key in keys)
+        return n_full
+
+    def truth(self) -> dict[bytes, set[tuple[bytes, Place]]]:
+        return {
+            key: {(node_id, node.pages[key]) for node_id, node in self.nodes.items() if key in node.pages}
+            for key in KEYS
+        }
+
 
 def columns(keys: list[bytes], places: list[Place]):
     slots, generations = np.array(places, dtype=np.uint32).reshape(-1, 2).T.copy()
     return b"".join(keys), np.array([PARTITION_OF[key] for key in keys], dtype=np.uint16), slots, generations
 
 
-def simulate(seed: int, n_steps: int) -> Cluster:
-    cluster = Cluster(seed)
+def simulate(seed: int, n_steps: int, **limits: int) -> Cluster:
+    cluster = Cluster(seed, **limits)
     for _ in range(4):
         cluster.join()
     for _ in range(n_steps):
@@ -275,8 +294,15 @@ def test_once_it_is_quiet_owners_know_exactly_what_is_held(seed):
     simulate(seed, n_steps=150).check_quiet()
 
 
-def test_a_quiet_cluster_only_compares_digests():
-    cluster = simulate(seed=99, n_steps=50)
+@pytest.mark.parametrize("seed", range(4))
+def test_what_full_partitions_keep_out_is_missing_and_nothing_else_is_wrong(seed):
+    assert simulate(seed, n_steps=100, partition_records_max=3).check_full_partitions()
+
+
+@pytest.mark.parametrize("partition_records_max", [3, 1 << 20], ids=["full", "roomy"])
+def test_a_quiet_cluster_only_compares_digests(partition_records_max):
+    cluster = simulate(seed=99, n_steps=50, partition_records_max=partition_records_max)
+    assert (cluster.check_full_partitions() > 0) == (partition_records_max == 3)
     cluster.sent.clear()
     cluster.run_until(cluster.now + 3 * ANTI_ENTROPY_S)
     assert set(cluster.sent) == {Digests}

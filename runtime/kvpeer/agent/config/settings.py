@@ -164,7 +164,7 @@ class DirectorySettings(_Group, frozen=True, kw_only=True):
     replicas: Annotated[int, _number(1, 3, "Owners of each record.")] = 2
     virtual_nodes: Annotated[int, _number(16, 1024, "Points of each agent on the hash ring.")] = 160
     partition_records_max: Annotated[
-        int, _number(64, 1 << 20, "Records in one of the 4096 partitions; further ones are refused and counted.")
+        int, _number(64, 1 << 20, "Records in one of the 4096 partitions; then producers share them, newest first.")
     ] = 16384
     anti_entropy_interval_s: Annotated[
         float, _duration(0.1, 3600, "Between two comparisons of digests between a producer and an owner.")
