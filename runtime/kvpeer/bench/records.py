@@ -40,7 +40,7 @@ def directory_records(n_records: int) -> Iterator[Experiment]:
 
 
 def _table(n_records: int) -> DirectoryTable:
-    table = DirectoryTable(partition_records_max=1 << 20)
+    table = DirectoryTable(partition_records_max=1 << 20, makes_room=True)
     rng = np.random.default_rng(len(str(n_records)))
     for start in range(0, n_records, CHUNK):
         n = min(CHUNK, n_records - start)

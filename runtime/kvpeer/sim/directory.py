@@ -45,8 +45,10 @@ class Directory:
         self, own_id: AgentId, process: Process, links: Links, garble: Callable[[Holders], Holders] | None = None
     ) -> None:
         self.own_id = own_id
-        self.shard = DirectoryShard(own_id, DirectoryTable(TABLE_RECORDS_MAX))
-        self.publisher = Publisher(own_id, DirectoryTable(REGISTRY_PARTITION_RECORDS_MAX), ANTI_ENTROPY_S)
+        self.shard = DirectoryShard(own_id, DirectoryTable(TABLE_RECORDS_MAX, makes_room=True))
+        self.publisher = Publisher(
+            own_id, DirectoryTable(REGISTRY_PARTITION_RECORDS_MAX, makes_room=False), ANTI_ENTROPY_S
+        )
         self._process = process
         self._links = links
         self._garble = garble
