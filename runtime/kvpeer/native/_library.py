@@ -101,6 +101,7 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "kvp_pool_mark_writing": (_int, [_pointer, _u64, _pointer, _pointer]),
     "kvp_pool_mark_committed": (_int, [_pointer, _u64, _pointer, _pointer, _pointer, _u32, _pointer]),
     "kvp_pool_mark_withdrawn": (_int, [_pointer, _u64, _pointer, _pointer]),
+    "kvp_pool_check": (_int, [_pointer, _u32, _u32, _text]),
     "kvp_map_create": (_int, [_int, _int, _u64, _text, _pointer]),
     "kvp_map_destroy": (None, [_pointer]),
     "kvp_map_payload": (_pointer, [_pointer, _pointer]),

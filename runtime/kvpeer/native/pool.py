@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from kvpeer.model import LocalProtocolError
+from kvpeer.model import KEY_BYTES, LocalProtocolError, Outcome
 from kvpeer.native._arrays import PART_DTYPE, U1, U4, Keys, address, bytes_at, fixed_bytes, key_address, u4
 from kvpeer.native._errors import check
 from kvpeer.native._handle import Handle
@@ -127,6 +127,13 @@ class Pool(Handle):
             LocalProtocolError: a slot is not in use under its generation; nothing was marked.
         """
         self._mark(library().kvp_pool_mark_withdrawn, slots, generations)
+
+    def check(self, slot: int, generation: int, key: bytes) -> Outcome:
+        """Computes the checksums of a page again where it lies: HIT if they are right, CORRUPT if not, STALE if this
+        page is not (or no longer) in the slot. One pass over the page; in any thread, without the GIL.
+        """
+        code = library().kvp_pool_check(self._pointer, slot, generation, fixed_bytes("key", key, KEY_BYTES))
+        return Outcome(check(code, f"check the page in slot {slot}"))
 
     def close(self) -> None:
         """Unmaps the memory and closes the fds.

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <new>
 
+#include "checksum.hpp"
 #include "extent.hpp"
 #include "slot_header.hpp"
 
@@ -218,6 +219,28 @@ int kvp_pool::mark_withdrawn(std::uint64_t n, const std::uint32_t *slots, const 
   return KVP_OK;
 }
 
+kvp_outcome kvp_pool::check(std::uint32_t slot, std::uint32_t generation, const std::uint8_t *key) const noexcept {
+  const kvp_slot_header *live = header(slot);
+  kvp_slot_header before, after;
+  kvp_part parts[KVP_PARTS_MAX];
+  if (live == nullptr || !kvpeer::copy_header(live, before, parts) ||
+      !kvpeer::header_matches(before, key, run_id.data(), generation, before.length)) {
+    return KVP_STALE;
+  }
+  bool is_right = true;
+  for (std::uint32_t idx = 0; idx < before.n_parts && is_right; ++idx) {
+    const auto *part = static_cast<const std::byte *>(slot_payload(slot, parts[idx].offset + parts[idx].length));
+    if (part == nullptr) {
+      return KVP_STALE;
+    }
+    is_right = kvpeer::crc64(0, part + parts[idx].offset, parts[idx].length) == parts[idx].checksum;
+  }
+  if (!kvpeer::copy_header(live, after, nullptr) || !kvpeer::same_header(before, after)) {
+    return KVP_STALE;
+  }
+  return is_right ? KVP_HIT : KVP_CORRUPT;
+}
+
 extern "C" {
 
 int kvp_pool_create(uint64_t capacity_bytes, uint64_t extent_bytes, uint64_t hugepage_bytes, const uint8_t run_id[16],
@@ -293,6 +316,10 @@ int kvp_pool_mark_withdrawn(kvp_pool *pool, uint64_t n, const uint32_t *slots, c
     return KVP_EINVAL;
   }
   return pool->mark_withdrawn(n, slots, generations);
+}
+
+int kvp_pool_check(const kvp_pool *pool, uint32_t slot, uint32_t generation, const uint8_t key[16]) {
+  return pool == nullptr || key == nullptr ? static_cast<int>(KVP_EINVAL) : static_cast<int>(pool->check(slot, generation, key));
 }
 
 }  // extern "C"

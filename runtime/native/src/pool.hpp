@@ -1,7 +1,8 @@
 // The agent's pool: two sealed memfds, the size class of each extent, and the only writer of slot headers.
 //
-// Threads: one thread assigns extents and marks slots. Any thread may resolve slots to addresses at the same time, and touch
-// extents. The agent's own view of a slot's state is kept in private memory and never read back from shared memory.
+// Threads: one thread assigns extents and marks slots. Any thread may resolve slots to addresses at the same time, touch extents and
+// check pages. The agent's own view of a slot's state is kept in private memory and never read back from shared memory; a check
+// reads a header as any reader does, to compare it with the payload.
 #pragma once
 
 #include <array>
@@ -40,6 +41,7 @@ struct kvp_pool {
   int mark_committed(std::uint64_t n, const std::uint32_t *slots, const std::uint32_t *generations, const std::uint8_t *keys,
                      std::uint32_t n_parts, const kvp_part *parts) noexcept;
   int mark_withdrawn(std::uint64_t n, const std::uint32_t *slots, const std::uint32_t *generations) noexcept;
+  kvp_outcome check(std::uint32_t slot, std::uint32_t generation, const std::uint8_t *key) const noexcept;
 
   int payload_fd() const noexcept { return payload_file_.fd(); }
   const kvpeer::Mapping &payload() const noexcept { return payload_; }

@@ -227,6 +227,35 @@ TEST_F(PoolTest, RefusesABatchWithAnyWrongStepAndMarksNothing) {
   EXPECT_EQ(mark_withdrawn(0, 7), KVP_OK) << "withdrawing is idempotent";
 }
 
+TEST_F(PoolTest, ACheckSeesAFlippedBitInEachPartAndNothingElse) {
+  ASSERT_EQ(kvp_pool_assign_extent(pool_, 0, kSlotBytes), KVP_OK);
+  const std::uint32_t slot = 3;
+  const Bytes16 key = bytes16(9);
+  auto *payload = static_cast<std::uint8_t *>(kvp_pool_slot_address(pool_, slot));
+  for (std::uint32_t idx = 0; idx < kSlotBytes; ++idx) payload[idx] = static_cast<std::uint8_t>(idx * 7);
+  const std::vector<kvp_part> parts = {{0, 1000, kvp_crc64(0, payload, 1000)}, {1000, 501, kvp_crc64(0, payload + 1000, 501)}};
+  const auto check = [&](std::uint32_t generation, const Bytes16 &asked) {
+    return kvp_pool_check(pool_, slot, generation, asked.data());
+  };
+  EXPECT_EQ(check(5, key), KVP_STALE) << "never written";
+  ASSERT_EQ(mark_writing(slot, 5), KVP_OK);
+  EXPECT_EQ(check(5, key), KVP_STALE) << "being written";
+  ASSERT_EQ(mark_committed(slot, 5, key, parts), KVP_OK);
+  EXPECT_EQ(check(5, key), KVP_HIT);
+  EXPECT_EQ(check(4, key), KVP_STALE);
+  EXPECT_EQ(check(5, bytes16(8)), KVP_STALE);
+  for (const std::uint32_t at : {0u, 999u, 1000u, 1500u}) {
+    payload[at] ^= 16;
+    EXPECT_EQ(check(5, key), KVP_CORRUPT) << "byte " << at;
+    payload[at] ^= 16;
+  }
+  payload[1501] ^= 16;
+  EXPECT_EQ(check(5, key), KVP_HIT) << "behind the page";
+  ASSERT_EQ(mark_withdrawn(slot, 5), KVP_OK);
+  EXPECT_EQ(check(5, key), KVP_STALE);
+  EXPECT_EQ(kvp_pool_check(pool_, 0xFFFFFFFFu, 5, key.data()), KVP_STALE) << "no such slot";
+}
+
 TEST_F(PoolTest, NullArgumentsAreRefused) {
   const std::uint32_t one = 1;
   EXPECT_EQ(kvp_pool_fds(nullptr, nullptr, nullptr), KVP_EINVAL);
@@ -236,6 +265,8 @@ TEST_F(PoolTest, NullArgumentsAreRefused) {
   EXPECT_EQ(kvp_pool_slot_address(nullptr, 0), nullptr);
   EXPECT_EQ(kvp_pool_touch_extent(nullptr, 0), KVP_EINVAL);
   EXPECT_EQ(kvp_pool_assign_extent(nullptr, 0, 4096), KVP_EINVAL);
+  EXPECT_EQ(kvp_pool_check(nullptr, 0, 1, kRunId.data()), KVP_EINVAL);
+  EXPECT_EQ(kvp_pool_check(pool_, 0, 1, nullptr), KVP_EINVAL);
 }
 
 // Everything in a committed header and its table follows from the generation.

@@ -136,6 +136,11 @@ KVP_API int kvp_pool_mark_committed(kvp_pool *pool, uint64_t n, const uint32_t *
                                     const uint8_t *keys /* n*16 */, uint32_t n_parts, const kvp_part *parts /* n*n_parts */);
 KVP_API int kvp_pool_mark_withdrawn(kvp_pool *pool, uint64_t n, const uint32_t *slots, const uint32_t *generations);
 
+/* Computes the checksums of a page again where it lies, as a reader would of its copy. Returns a kvp_outcome: KVP_HIT when its bytes are
+ * right, KVP_CORRUPT when they are not under a valid and unchanged header, KVP_STALE when the slot does not hold this page (any more).
+ * Any thread, also while others mark slots. */
+KVP_API int kvp_pool_check(const kvp_pool *pool, uint32_t slot, uint32_t generation, const uint8_t key[16]);
+
 /* ---- mapping (client) and the shm transport -------------------------------------------------------------------------- */
 
 typedef struct kvp_map kvp_map;
