@@ -39,12 +39,18 @@ PINS_PER_HOLDER_MAX = 128
 """Pins of one client at a time. It has at most 32 requests under way, of two pins each while they are answered, and
 as many copies; beyond, it does not release what it pins, and would keep the pool from everybody."""
 
+CORRUPT_HOLD_GROWTH = 10.0
+CORRUPT_HOLD_GROWTHS_MAX = 3
+"""Each time the bytes of the same slot are found wrong it rests ten times longer: by default from a minute to 17 hours.
+A wild write of an engine hits any slot: if that kept slots out of use until the restart, one such engine would use the
+pool up. Bad memory damages the same slot again and again, and is to stay out of use."""
+
 
 @dataclass(frozen=True, slots=True)
 class SlotSettings:
     """lease_ttl_s: a withdrawn slot is not reused for this long. reserve_deadline_s: all parts must be in by then.
     pin_ttl_s: pins end by themselves. death_grace_s: after a writer's socket closed, for copies still in flight.
-    corrupt_hold_s: quarantine of a slot whose bytes were found wrong."""
+    corrupt_hold_s: quarantine of a slot whose bytes were found wrong; longer when that happens to it again."""
 
     extent_bytes: int
     n_extents: int
@@ -74,7 +80,7 @@ class SlotTable:
         self._pins: dict[int, _Pin] = {}  # in the order of their expiry
         self._n_pins_of: Counter[int] = Counter()  # by holder
         self._last_pin = 0
-        self._n_corrupt = 0
+        self._n_corrupt: Counter[int] = Counter()  # by slot
 
     # ---- extents
 
@@ -197,6 +203,11 @@ class SlotTable:
             self._unpin(pin, now)
         return self._effects.drain()
 
+    def holds(self, key: bytes, slot: int, generation: int) -> bool:
+        """Whether this page can be read in this use of this slot. No use of it."""
+        page = self._residents.committed(key)
+        return page is not None and (page.slot, page.generation) == (slot, generation)
+
     def use(self, slots: NDArray[np.uint32], generations: NDArray[np.uint32], now: float) -> None:
         """Remote readers used these slots."""
         for page in self._residents.in_slots(slots, generations):
@@ -206,7 +217,7 @@ class SlotTable:
     # ---- leaving
 
     def quarantine(self, slots: NDArray[np.uint32], generations: NDArray[np.uint32], now: float) -> list[Effect]:
-        """These pages were found corrupt: they leave, and their slots rest for `corrupt_hold_s`."""
+        """These pages were found corrupt: they leave, and their slots rest for `corrupt_hold_s` or longer."""
         for page in self._residents.in_slots(slots, generations):
             if page is not None:
                 self._quarantine(page, now)
@@ -240,8 +251,9 @@ class SlotTable:
 
     def _quarantine(self, page: Resident, now: float) -> None:
         if page.state is ResidentState.COMMITTED:
-            self._n_corrupt += 1
-            self._residents.leave(page, self.settings.corrupt_hold_s, now)
+            n_before = min(self._n_corrupt[page.slot], CORRUPT_HOLD_GROWTHS_MAX)
+            self._n_corrupt[page.slot] += 1
+            self._residents.leave(page, self.settings.corrupt_hold_s * CORRUPT_HOLD_GROWTH**n_before, now)
 
     def _expire(self, now: float) -> None:
         self._residents.expire(now)
@@ -297,7 +309,7 @@ class SlotTable:
             n_pins=len(self._pins),
             n_evicted=self._room.n_evicted,
             n_expired=self._residents.n_expired,
-            n_corrupt=self._n_corrupt,
+            n_corrupt=self._n_corrupt.total(),
         )
 
     def check(self) -> None:

@@ -232,6 +232,34 @@ def test_corrupt_slots_rest_longer_and_do_not_stop_eviction() -> None:
     assert pool.table.stats().n_corrupt == 4
 
 
+def test_a_slot_that_is_found_corrupt_again_and_again_rests_ten_times_longer_each_time() -> None:
+    pool = Pool(corrupt_hold_s=60)
+    only_slot = PageShape(EXTENT_BYTES, n_parts=1, cohort=1)
+    now, rests = 0.0, []
+    for number in range(5):
+        pages = pool.publish(number, now=now, shape=only_slot)
+        assert pages.statuses.tolist() == [WRITE]
+        pool.perform(pool.table.quarantine(pages.slots, pages.generations, now))
+        rests.append(pool.table.next_wakeup() - now)
+        now += rests[-1]
+    assert rests == pytest.approx([60, 600, 6000, 60000, 60000])
+    assert pool.table.stats().n_corrupt == 5
+
+
+def test_only_a_page_that_can_be_read_there_is_held() -> None:
+    pool = Pool()
+    pages = pool.publish(1, 2, now=0)
+    (slot, other), generation = pages.slots.tolist(), int(pages.generations[0])
+    pool.reserve(3, now=0)
+    assert pool.table.holds(keys_of(1), slot, generation)
+    assert not pool.table.holds(keys_of(2), slot, generation)
+    assert not pool.table.holds(keys_of(1), other, generation)
+    assert not pool.table.holds(keys_of(1), slot, generation + 1)
+    assert not pool.table.holds(keys_of(3), slot, generation)
+    pool.perform(pool.table.quarantine(pages.slots[:1], pages.generations[:1], 1))
+    assert not pool.table.holds(keys_of(1), slot, generation)
+
+
 def test_a_reader_that_found_a_slot_corrupt_takes_only_its_own_pages_out() -> None:
     pool = Pool()
     pages = pool.publish(1, 2, 3, now=0)

@@ -153,7 +153,12 @@ class PoolSettings(_Group, frozen=True, kw_only=True):
         _duration(0, 60, "Slots of an engine that died are not reused for this long: a device copy may still run."),
     ] = field(default=_SLOTS.death_grace_s, name="death_grace")
     corrupt_hold_s: Annotated[
-        float, _duration(0, 86400, "A slot whose bytes were found wrong is kept out of use for this long.")
+        float,
+        _duration(
+            0,
+            86400,
+            "A slot whose bytes were found wrong rests for this long; ten times longer each time it happens again.",
+        ),
     ] = field(default=_SLOTS.corrupt_hold_s, name="corrupt_hold")
 
 
