@@ -23,6 +23,7 @@ from prometheus_client import CollectorRegistry
 from kvpeer import __version__
 from kvpeer.agent.clients import ClientLimits, ClientServer
 from kvpeer.agent.config import HUGEPAGE_BYTES, AgentConfig, seeds_of
+from kvpeer.agent.corruption import CorruptPages
 from kvpeer.agent.data_peers import DataAdmissions, DataPeers
 from kvpeer.agent.directory import DirectoryService
 from kvpeer.agent.discovery import RENEW_S, list_addresses, withdraw_address, write_address
@@ -190,12 +191,13 @@ class Agent:
         self._peers = DataPeers(self.agent_id, self._view, self._links, self._verify, config.transport)
         self._admissions = DataAdmissions(self._server, self._view)
         self._touches = Touches(self._pool_service, self._links)
+        self._corrupt_pages = CorruptPages(self._pool_service, self._links, self._metrics, clock)
         self._locator = PeerLocator(
             self._directory, self._view, negative, self._lookups, self._fetches, self._metrics, clock
         )
         services = Services(
             self._pool_service, self._locator, self._directory, self._view, negative, self._fetches, self._peers,
-            self._touches, self._metrics, clock,
+            self._touches, self._corrupt_pages, self._metrics, clock,
         )  # fmt: skip
         threads = FetchThreads(
             self._peers.fetch, config.transport.fetch_threads, config.transport.connections_per_peer, clock
@@ -260,6 +262,7 @@ class Agent:
             **self._directory.handlers(),
             **self._membership.handlers(),
             **self._touches.handlers(),
+            **self._corrupt_pages.handlers(),
             **self._admissions.handlers(),
         }
         self._links.start(self.info, handlers, self)
@@ -270,6 +273,7 @@ class Agent:
         self._tasks.spawn("membership", self._membership.run(), is_vital=True)
         self._tasks.spawn("directory", self._directory.run(), is_vital=True)
         self._tasks.spawn("touches", self._touches.run(), is_vital=True)
+        self._tasks.spawn("rechecks", self._corrupt_pages.run(), is_vital=True)
         self._tasks.spawn("observer", observer.run(), is_vital=True)
         self._tasks.spawn("address file", self._renew_address(), is_vital=True)
         self._clients_changed(0)
@@ -310,6 +314,7 @@ class Agent:
         await self._links.close(STOP_DEADLINE_S / 2)
         self._peers.close()
         await asyncio.get_running_loop().run_in_executor(None, self._puller.close)
+        await asyncio.get_running_loop().run_in_executor(None, self._corrupt_pages.close)
         await self._pool_service.close()
         await self._closing.aclose()
         self._server.close()
@@ -361,6 +366,7 @@ class Agent:
         for agent_id in change.ended:
             _log.info("agent %s ended", agent_id.hex())
             self._links.forget(agent_id)
+            self._corrupt_pages.forget(agent_id)
             self._server.revoke(agent_id)
             self._lookups.forget(agent_id)
             self._fetches.forget(agent_id)

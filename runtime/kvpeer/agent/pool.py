@@ -251,6 +251,10 @@ class PoolService:
         """Remote readers used these slots."""
         self._table.use(slots, generations, self._clock())
 
+    def holds(self, key: bytes, slot: int, generation: int) -> bool:
+        """Whether this page can be read in this use of this slot."""
+        return self._table.holds(key, slot, generation)
+
     def quarantine(self, slots: NDArray[np.uint32], generations: NDArray[np.uint32]) -> None:
         """These pages were found corrupt."""
         self._perform(self._table.quarantine(slots, generations, self._clock()))

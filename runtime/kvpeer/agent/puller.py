@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvpeer.agent.cohorts import Cohort
+from kvpeer.agent.corruption import CorruptPages
 from kvpeer.agent.data_peers import DataPeers
 from kvpeer.agent.directory import DirectoryService
 from kvpeer.agent.fetch_threads import FETCH_S_MIN, FetchThreads
@@ -65,6 +66,7 @@ class Services:
     fetches: Breakers
     peers: DataPeers
     touches: Touches
+    corrupt_pages: CorruptPages
     metrics: Metrics
     clock: Callable[[], float] = time.monotonic
 
@@ -316,10 +318,14 @@ class PeerPuller:
         outcomes: NDArray[np.uint8],
         page_bytes: int,
     ) -> None:
-        """Remembers what failed, tells the owners what is stale and the producer what was used."""
+        """Remembers what failed, tells the owners what is stale and the producer what was used or came corrupt."""
         hit, corrupt = outcomes == Outcome.HIT, outcomes == Outcome.CORRUPT
         if corrupt.any():
             _log.error("%d pages of producer %s have wrong bytes", int(corrupt.sum()), producer.hex())
+            rotten = holders[corrupt]
+            self._s.corrupt_pages.report(
+                producer, take_keys(keys, np.flatnonzero(corrupt)), rotten["slot"].copy(), rotten["generation"].copy()
+            )
         self._s.touches.add(producer, holders["slot"][hit], holders["generation"][hit])
         transport = self._s.peers.transport
         for outcome, n in zip(Outcome, np.bincount(outcomes, minlength=len(Outcome)), strict=True):

@@ -17,7 +17,7 @@ from kvpeer.model import AgentId, RemoteProtocolError
 from kvpeer.wire.messages import AgentInfo, PeerMessage, Touch
 from kvpeer.wire.packing import U4, count, pack, unpack
 
-__all__ = ["Touches"]
+__all__ = ["Notifier", "Touches"]
 
 INTERVAL_S = 1.0
 """Between two notices to a producer: short beside the life of a page in a pool."""

@@ -84,6 +84,9 @@ METRICS: tuple[Metric, ...] = (
              "Do engines die or stall while they publish?"),
     _counter("kvpeer_pool_corrupt_pages_total", "", "Pages whose bytes were found wrong, and put out of use.",
              "Does anything damage memory?"),
+    _counter("kvpeer_pool_reported_pages_total", "", "Pages that readers reported corrupt, by what a check of the own "
+             "memory found; false: they are right.", "Did own memory rot, or is a reader or the network at fault?",
+             outcome=("confirmed", "false", "gone", "dropped")),
     _counter("kvpeer_publish_pages_total", "", "Pages that engines offered.", "Are pages shared at all?",
              outcome=("written", "present", "refused")),
     _counter("kvpeer_locate_pages_total", "", "Pages that engines asked for, by where they were.",
@@ -170,6 +173,7 @@ PROMISES: Mapping[str, str] = MappingProxyType(
         "wrong bytes from peers": 'increase(kvpeer_transport_asked_pages_total{outcome="corrupt"}[1h]) > 0',
         "an agent that a bug has hit": "increase(kvpeer_agent_task_failures_total[1h]) > 0",
         "damaged memory": "increase(kvpeer_pool_corrupt_pages_total[1h]) > 0",
+        "pages that are damaged on the way": 'increase(kvpeer_pool_reported_pages_total{outcome="false"}[1h]) > 0',
         "a foreign agent knocks": "sum by (reason) (increase(kvpeer_links_refusals_total[1h])) > 0",
     }
 )

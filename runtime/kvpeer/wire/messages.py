@@ -26,6 +26,7 @@ __all__ = [
     "ClientWelcome",
     "Commit",
     "Committed",
+    "CorruptReport",
     "DataAdmission",
     "Digests",
     "DigestsChecked",
@@ -284,6 +285,15 @@ class DataAdmission(Message, frozen=True, tag=20):
     expires_ms: int
 
 
+class CorruptReport(Message, frozen=True, tag=21):
+    """A notice to the producer: these pages of yours came with a wrong checksum under a valid, unchanged header. It
+    looks at its own memory and believes nothing else."""
+
+    keys: bytes
+    slots: bytes
+    generations: bytes
+
+
 PeerMessage = (
     PeerHello
     | PeerWelcome
@@ -303,6 +313,7 @@ PeerMessage = (
     | Touch
     | OpenData
     | DataAdmission
+    | CorruptReport
     | Ok
     | Refusal
 )

@@ -14,6 +14,7 @@ from kvpeer.wire.messages import (
     ClientWelcome,
     Commit,
     Committed,
+    CorruptReport,
     DataAdmission,
     Digests,
     DigestsChecked,
@@ -83,6 +84,10 @@ PEER_SAMPLES: dict[str, tuple[Message, str]] = {
     "Touch": (Touch(b"\2\0\0\0", b"\3\0\0\0"), "9312" + "c40402000000" + "c40403000000"),
     "OpenData": (OpenData(2), "9213" + "02"),
     "DataAdmission": (DataAdmission(b"c" * 32, 5000), "9314" + "c420" + "63" * 32 + "cd1388"),
+    "CorruptReport": (
+        CorruptReport(KEY, b"\2\0\0\0", b"\3\0\0\0"),
+        "9415" + KEY_HEX + "c40402000000" + "c40403000000",
+    ),
     "Ok": (Ok(), "913c"),
     "Refusal": (Refusal(RefusalCode.BUSY, "no"), "933d" + "a4" + b"busy".hex() + "a26e6f"),
 }
