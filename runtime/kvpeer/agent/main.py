@@ -63,9 +63,8 @@ _log = logging.getLogger(__name__)
 
 
 def run(config: AgentConfig, *, is_embedded: bool = False) -> int:
-    """Runs an agent until it is stopped; returns the process's exit status. `is_embedded`: ends some time after the
-    last client left. It is
-    EXIT_FAILED when the agent stopped by itself because it could not go on.
+    """Runs an agent until it is stopped; returns the process's exit status: EXIT_FAILED when it stopped by itself
+    because it could not go on. `is_embedded`: ends some time after the last client left.
 
     Raises:
         ConfigError: it cannot start as configured.
@@ -220,16 +219,9 @@ class Agent:
         )
 
     def _slot_settings(self) -> SlotSettings:
-        pool = self.config.pool
-        return SlotSettings(
-            extent_bytes=pool.extent_bytes,
-            n_extents=self._pool.n_extents,
-            lease_ttl_s=pool.lease_ttl_s,
-            reserve_deadline_s=pool.reserve_deadline_s,
-            pin_ttl_s=pool.pin_ttl_s,
-            death_grace_s=pool.death_grace_s,
-            corrupt_hold_s=pool.corrupt_hold_s,
-        )
+        values = self.config.pool
+        names = SlotSettings.__dataclass_fields__.keys() - {"n_extents"}
+        return SlotSettings(n_extents=self._pool.n_extents, **{name: getattr(values, name) for name in names})
 
     def _membership_settings(self) -> MembershipSettings:
         values = self.config.membership
@@ -270,12 +262,15 @@ class Agent:
         self._pool_service.start()
         await self._clients.start()
         write_address(self._runtime_dir, config.agent.cluster, self.info)
-        self._tasks.spawn("membership", self._membership.run(), is_vital=True)
-        self._tasks.spawn("directory", self._directory.run(), is_vital=True)
-        self._tasks.spawn("touches", self._touches.run(), is_vital=True)
-        self._tasks.spawn("rechecks", self._corrupt_pages.run(), is_vital=True)
-        self._tasks.spawn("observer", observer.run(), is_vital=True)
-        self._tasks.spawn("address file", self._renew_address(), is_vital=True)
+        for name, work in (
+            ("membership", self._membership.run()),
+            ("directory", self._directory.run()),
+            ("touches", self._touches.run()),
+            ("rechecks", self._corrupt_pages.run()),
+            ("observer", observer.run()),
+            ("address file", self._renew_address()),
+        ):
+            self._tasks.spawn(name, work, is_vital=True)
         self._clients_changed(0)
         self._log_addresses()
 

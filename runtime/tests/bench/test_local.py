@@ -25,7 +25,7 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
 
 
-@pytest.mark.process
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_quick_run_measures_everything_and_writes_what_it_prints(tmp_path):
     file = tmp_path / "rows.json"

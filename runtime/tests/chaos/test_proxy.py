@@ -225,7 +225,7 @@ def test_a_reset_by_one_end_reaches_the_other(connect) -> None:
 def test_an_agent_that_is_not_there_resets_its_clients_and_is_counted(agent: socket.socket, injector: Injector) -> None:
     agent.close()
     port = injector.port("r")
-    with socket.create_connection((HOST, port), DEADLINE_S) as client, pytest.raises(ConnectionResetError):
+    with pytest.raises(ConnectionResetError), socket.create_connection((HOST, port), DEADLINE_S) as client:
         client.recv(1)
     assert injector.status()["routes"]["r"]["unreachable"] == 1
 
