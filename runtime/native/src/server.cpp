@@ -108,7 +108,7 @@ struct kvp_server {
   struct Connection {
     Socket socket;
     AgentId reader_id{};
-    bool is_silent = true;  // until its hello came, or it had to make room
+    bool is_silent = true;  // until its hello came
     bool is_admitted = false;
     bool is_done = false;
     std::thread thread;
@@ -224,8 +224,8 @@ void kvp_server::accept_one() {
   if (!socket.is_open()) {
     return;
   }
-  std::lock_guard lock(mutex_);
   make_room_for_hello();
+  std::lock_guard lock(mutex_);
   if (is_stopping_ || connections_.size() >= limits_.connections_max) {
     ++counters_.connections_refused;
     return;  // closes it
@@ -244,17 +244,22 @@ void kvp_server::accept_one() {
   }
 }
 
-// Strangers who say nothing hold few places, and none against somebody who speaks. Called under the lock.
+// Strangers who say nothing hold few places, and none against somebody who speaks.
 void kvp_server::make_room_for_hello() {
   const auto is_silent = [](const Connection &each) { return each.is_silent && !each.is_done; };
-  const auto n_silent = std::count_if(connections_.begin(), connections_.end(), is_silent);
-  if (n_silent < std::max<int64_t>(1, std::min(kSilentMax, limits_.connections_max / 2))) {
-    return;
+  std::list<Connection> dropped;
+  {
+    std::lock_guard lock(mutex_);
+    const auto n_silent = std::count_if(connections_.begin(), connections_.end(), is_silent);
+    if (n_silent < std::max<int64_t>(1, std::min(kSilentMax, limits_.connections_max / 2))) {
+      return;
+    }
+    const auto longest = std::find_if(connections_.begin(), connections_.end(), is_silent);  // they are in order of arrival
+    longest->socket.shutdown();
+    ++counters_.connections_refused;
+    dropped.splice(dropped.end(), connections_, longest);
   }
-  const auto longest = std::find_if(connections_.begin(), connections_.end(), is_silent);  // they are in order of arrival
-  longest->is_silent = false;
-  longest->socket.shutdown();
-  ++counters_.connections_refused;
+  dropped.front().thread.join();  // it waits for nothing but its socket
 }
 
 // The root of a connection's thread.
