@@ -92,7 +92,9 @@ process-test: $(LIB) ## real agent processes: kill, freeze, lie, restart
 	$(call SAY,process tests)
 	@$(BIN)/pytest -q -n $(JOBS) -m "process and not engine and not long and not soak"
 
-native-test: $(VENV)/.ready ## C++ tests under ASan/UBSan and under TSan
+native-test: $(LIB) ## C++ tests: as released, under ASan/UBSan and under TSan
+	$(call SAY,native tests)
+	@cd runtime/native && PATH=$(CURDIR)/$(BIN):$$PATH ctest --preset release -j $(JOBS)
 	$(call SAY,native tests under ASan and UBSan)
 	@cd runtime/native && export PATH=$(CURDIR)/$(BIN):$$PATH && cmake --preset asan >/dev/null && cmake --build --preset asan -- --quiet && ctest --preset asan -j $(JOBS)
 	$(call SAY,native tests under TSan)
