@@ -2,7 +2,8 @@
 
 A prompt is a *chain* of pages. Each page has a key; the key of the first page of every group of `ANCHOR_GROUP_PAGES`
 pages is the *anchor* of the whole group and decides its directory partition, so that a long prompt asks few owners.
-Which group a page is in depends only on its place in the prompt: every agent derives the same anchor for it.
+Which group a page is in depends only on its place in the prompt: every agent derives the same anchor for it. Engines
+that do not say where in their prompts their pages are (SGLang) use *loose* pages, each its own anchor.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ __all__ = [
     "NAMESPACE_BYTES",
     "Chain",
     "ChainSlice",
+    "loose_pages",
     "namespace_digest",
     "page_key",
     "partitions_of_anchors",
@@ -67,6 +69,20 @@ def page_key(namespace: bytes, page_hash: bytes, group: int = 0) -> PageKey:
     return PageKey(digest.digest()[:KEY_BYTES])
 
 
+def loose_pages(namespace: bytes, page_hashes: Iterable[bytes], group: int = 0) -> ChainSlice:
+    """Returns the pages with these engine hashes, each its own anchor.
+
+    Raises:
+        LocalProtocolError: the namespace is not 32 bytes or the group is not in [0, 2**32).
+    """
+    prefix, keys = _key_prefix(namespace, group), []
+    for page_hash in page_hashes:
+        digest = prefix.copy()
+        digest.update(page_hash)
+        keys.append(digest.digest()[:KEY_BYTES])
+    return ChainSlice(0, b"".join(keys), b"")
+
+
 def partitions_of_anchors(anchors: bytes) -> npt.NDArray[np.uint16]:
     """Returns the partition of each packed 16-byte anchor key: its first 12 bits, read big-endian."""
     columns = np.frombuffer(anchors, dtype=">u2").reshape(-1, KEY_BYTES // 2)
@@ -82,7 +98,8 @@ def take_keys(keys: bytes, indices: npt.NDArray[np.int64]) -> bytes:
 class ChainSlice:
     """Pages [first, first + n) of a chain, self-contained: the anchors of their groups travel with the keys.
 
-    `keys` is n packed keys; `anchors` one packed key for each group of `ANCHOR_GROUP_PAGES` that the pages touch.
+    `keys` is n packed keys; `anchors` one packed key for each group of `ANCHOR_GROUP_PAGES` that the pages touch, or
+    empty: then each page is its own anchor, and `first` means nothing.
 
     Raises:
         LocalProtocolError: the lengths do not fit together.
@@ -98,7 +115,7 @@ class ChainSlice:
         if len(self.keys) % KEY_BYTES:
             raise LocalProtocolError(f"keys are {KEY_BYTES} bytes each, but {len(self.keys)} bytes were given")
         n_groups = _n_groups(self.first, len(self))
-        if len(self.anchors) != n_groups * KEY_BYTES:
+        if self.anchors and len(self.anchors) != n_groups * KEY_BYTES:
             raise LocalProtocolError(
                 f"{len(self)} pages from page {self.first} touch {n_groups} groups and need "
                 f"{n_groups * KEY_BYTES} bytes of anchors, not {len(self.anchors)}"
@@ -125,6 +142,8 @@ class ChainSlice:
 
     def partitions(self) -> npt.NDArray[np.uint16]:
         """Returns the directory partition of each page, u16 [n]."""
+        if not self.anchors:
+            return partitions_of_anchors(self.keys)
         groups = (self.first + np.arange(len(self))) // ANCHOR_GROUP_PAGES - self.first // ANCHOR_GROUP_PAGES
         return partitions_of_anchors(self.anchors)[groups]
 

@@ -349,7 +349,8 @@ class ClientWelcome(Message, frozen=True, tag=41):
 
 class Locate(Message, frozen=True, tag=42):
     """How much of this chain can be had? keys in chain order; `first` is the chain index of keys[0] (it decides the
-    anchors), `anchors` the anchor key of each group of 32 that the keys touch (packed, 16 bytes each)."""
+    anchors), `anchors` the anchor key of each group of 32 that the keys touch (packed, 16 bytes each), or nothing:
+    each page is its own anchor."""
 
     request: str
     first: int

@@ -106,6 +106,7 @@ def n_anchors(first: int, n: int) -> int:
 
 def n_chain_keys(first: int, keys: bytes, anchors: bytes) -> int:
     """How many pages this slice of a chain has, after `first`, `keys` and `anchors` were checked against each other.
+    No anchors at all are right, too: each page is its own.
 
     Raises:
         RemoteProtocolError: they do not fit together.
@@ -114,7 +115,7 @@ def n_chain_keys(first: int, keys: bytes, anchors: bytes) -> int:
     if not 0 <= first <= CHAIN_PAGES_MAX - n:
         raise RemoteProtocolError(f"first: {first} is not the index of a page of a chain")
     expected = n_anchors(first, n)
-    if len(anchors) != expected * KEY_BYTES:
+    if anchors and len(anchors) != expected * KEY_BYTES:
         raise RemoteProtocolError(
             f"anchors: {len(anchors)} bytes instead of {expected} x {KEY_BYTES} for {n} pages from {first}"
         )

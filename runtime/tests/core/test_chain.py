@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kvpeer.core.chain import Chain, ChainSlice, namespace_digest, page_key
+from kvpeer.core.chain import Chain, ChainSlice, loose_pages, namespace_digest, page_key
 from kvpeer.model import ANCHOR_GROUP_PAGES, KEY_BYTES, N_PARTITIONS, LocalProtocolError
 from kvpeer.wire.packing import n_chain_keys
 
@@ -144,9 +144,24 @@ def test_a_range_outside_is_refused(start, stop):
 
 @pytest.mark.parametrize(
     ("first", "n_key_bytes", "n_anchor_bytes"),
-    [(-1, 0, 0), (0, 15, 16), (0, 16, 0), (0, 0, 16), (31, 32, 16), (0, 16, 17)],
-    ids=["negative", "ragged keys", "no anchor", "anchor of nothing", "one of two anchors", "ragged anchor"],
+    [(-1, 0, 0), (0, 15, 16), (0, 0, 16), (31, 32, 16), (0, 16, 17)],
+    ids=["negative", "ragged keys", "anchor of nothing", "one of two anchors", "ragged anchor"],
 )
 def test_a_slice_whose_lengths_do_not_fit_is_refused(first, n_key_bytes, n_anchor_bytes):
     with pytest.raises(LocalProtocolError):
         ChainSlice(first, b"k" * n_key_bytes, b"a" * n_anchor_bytes)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 80), st.data())
+def test_a_loose_page_is_its_own_anchor_wherever_it_stands(n_pages, drawn):
+    hashes = [page.to_bytes(4, "big") for page in range(n_pages)]
+    pages = loose_pages(NAMESPACE, hashes, group=2)
+    keys = [page_key(NAMESPACE, page_hash, 2) for page_hash in hashes]
+    assert pages.keys == b"".join(keys)
+    assert pages.partitions().tolist() == [int.from_bytes(key[:2], "big") >> 4 for key in keys]
+    start = drawn.draw(st.integers(0, n_pages))
+    stop = drawn.draw(st.integers(start, n_pages))
+    piece = pages.part(start, stop)
+    assert piece.keys == b"".join(keys[start:stop])
+    assert piece.partitions().tolist() == pages.partitions().tolist()[start:stop]

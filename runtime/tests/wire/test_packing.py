@@ -92,6 +92,7 @@ def test_the_last_page_of_a_chain_is_a_page_and_the_one_behind_it_is_none() -> N
 def test_a_chain_slice_has_keys_and_anchors_that_fit() -> None:
     assert n_chain_keys(31, bytes(2 * 16), bytes(2 * 16)) == 2
     assert n_chain_keys(0, b"", b"") == 0
+    assert n_chain_keys(0, bytes(5 * 16), b"") == 5
     with pytest.raises(RemoteProtocolError, match="anchors: 16 bytes instead of 2 x 16 for 2 pages from 31"):
         n_chain_keys(31, bytes(2 * 16), bytes(16))
     with pytest.raises(RemoteProtocolError, match=r"^keys: "):
