@@ -19,7 +19,7 @@ import numpy.typing as npt
 from kvpeer.client.device import Copier, EngineLayout, NativeCopier, SlotPages
 from kvpeer.client.embedded import ensure_agent
 from kvpeer.client.link import AgentSilentError, Link
-from kvpeer.client.session import Session
+from kvpeer.client.session import CLOSE_WAIT_S, Session
 from kvpeer.client.settings import ClientSettings, Registration
 from kvpeer.core.chain import ChainSlice
 from kvpeer.model import (
@@ -75,11 +75,15 @@ class LocateResult:
 
 @dataclass(frozen=True)
 class PublishResult:
-    """Pages whose part is in the pool now, pages that were there, and pages that found no room or came too late."""
+    """Pages whose part is in the pool now, pages that were there, and pages that found no room or came too late.
+
+    is_there: bool [n], which pages are one of the first two.
+    """
 
     n_written: int
     n_present: int
     n_refused: int
+    is_there: npt.NDArray[np.bool_]
 
 
 class Client:
@@ -97,9 +101,9 @@ class Client:
         self._counts_lock = threading.Lock()
 
     @classmethod
-    def connect(cls, settings: ClientSettings, registration: Registration) -> Client:
-        """A client, connected or still connecting: blocks for `settings.start_timeout_s` at most, and an agent that
-        is not there yet is waited for in the background.
+    def connect(cls, settings: ClientSettings, registration: Registration, wait_s: float | None = None) -> Client:
+        """A client, connected or still connecting: blocks for `wait_s` at most (`settings.start_timeout_s` if that is
+        None), and an agent that is not there yet is waited for in the background.
 
         Raises:
             ConfigError: there can be no agent as things are (packages are missing, the agent refuses this client);
@@ -112,7 +116,7 @@ class Client:
 
         session = Session(find_socket, registration, settings.start_timeout_s)
         try:
-            session.wait_connected(settings.start_timeout_s)
+            session.wait_connected(settings.start_timeout_s if wait_s is None else wait_s)
         except KvPeerError:
             session.close()
             raise
@@ -142,9 +146,10 @@ class Client:
         with self._counts_lock:
             return dict(self._counts)
 
-    def close(self) -> None:
-        """Ends the connection. Blocks until running copies have ended, for a bounded time."""
-        self._session.close()
+    def close(self, wait_s: float = CLOSE_WAIT_S) -> None:
+        """Ends the connection. Blocks until running copies have ended, for `wait_s` at most; what has not ended by
+        then does so by itself."""
+        self._session.close(wait_s)
 
     # ---- what engines ask
 
@@ -165,12 +170,18 @@ class Client:
         return LocateResult(statuses, reason)
 
     def fetch(
-        self, chain: ChainSlice, blocks: npt.NDArray[np.int64], request: str, deadline_s: float
+        self,
+        chain: ChainSlice,
+        blocks: npt.NDArray[np.int64],
+        request: str,
+        deadline_s: float,
+        copier: Copier | None = None,
     ) -> npt.NDArray[np.uint8]:
         """The outcome of each page, u8 [n]; the block of a HIT holds this rank's part, the others hold anything.
 
-        blocks: i8 [n]. Blocks until everything is there or given up; when it returns nothing writes into the blocks
-        any more. Waiting ends at the deadline; a copy that is running then is finished.
+        blocks: i8 [n]. copier: knows blocks other than those of the registered layout. Blocks until everything is
+        there or given up; when it returns nothing writes into the blocks any more. Waiting ends at the deadline; a
+        copy that is running then is finished.
         """
         deadline = time.monotonic() + deadline_s
         outcomes = np.full(len(chain), Outcome.MISS, dtype=np.uint8)
@@ -179,7 +190,12 @@ class Client:
                 for start, stop in _batches(len(chain), min(BATCH_PAGES_MAX, link.welcome.batch_pages_max)):
                     outcomes[start:] = Outcome.TIMEOUT  # unless the batches say better
                     outcomes[start:stop] = self._fetch_batch(
-                        link, chain.part(start, stop), blocks[start:stop], request, deadline
+                        link,
+                        chain.part(start, stop),
+                        blocks[start:stop],
+                        request,
+                        deadline,
+                        copier or self._ready_copier(),
                     )
         except AgentSilentError as error:
             self._failed("fetch", error)
@@ -195,24 +211,27 @@ class Client:
         blocks: npt.NDArray[np.int64],
         deadline_s: float,
         is_current: Callable[[], bool] = lambda: True,
+        copier: Copier | None = None,
     ) -> PublishResult:
         """Copies this rank's part of these pages into the pool. Blocks; the blocks are not read any more when it
         returns.
 
         blocks: i8 [n]. is_current: asked after a copy; False means that the blocks were taken back meanwhile, and the
-        copy is dropped.
+        copy is dropped. copier: as for `fetch`.
         """
         deadline = time.monotonic() + deadline_s
-        n_written = n_present = 0
+        written, present = np.zeros(len(chain), np.bool_), np.zeros(len(chain), np.bool_)
         try:
             with self._session.link() as link:
                 for start, stop in _batches(len(chain), min(BATCH_PAGES_MAX, link.welcome.batch_pages_max)):
                     part = chain.part(start, stop)
-                    written, present = self._publish_batch(link, part, blocks[start:stop], deadline, is_current)
-                    n_written, n_present = n_written + written, n_present + present
+                    written[start:stop], present[start:stop] = self._publish_batch(
+                        link, part, blocks[start:stop], deadline, is_current, copier or self._ready_copier()
+                    )
         except KvPeerError as error:
             self._failed("publish", error)
-        result = PublishResult(n_written, n_present, len(chain) - n_written - n_present)
+        n_written, n_present = int(written.sum()), int(present.sum())
+        result = PublishResult(n_written, n_present, len(chain) - n_written - n_present, written | present)
         with self._counts_lock:
             self._counts["published_pages", "written"] += result.n_written
             self._counts["published_pages", "present"] += result.n_present
@@ -232,9 +251,15 @@ class Client:
     # ---- one batch
 
     def _fetch_batch(
-        self, link: Link, chain: ChainSlice, blocks: npt.NDArray[np.int64], request: str, deadline: float
+        self,
+        link: Link,
+        chain: ChainSlice,
+        blocks: npt.NDArray[np.int64],
+        request: str,
+        deadline: float,
+        copier: Copier,
     ) -> npt.NDArray[np.uint8]:
-        copier, n = self._ready_copier(), len(chain)
+        n = len(chain)
         fetched = _ask(link, Fetch(request, chain.first, chain.keys, chain.anchors), Fetched, deadline)
         bad_slots, bad_outcomes = np.zeros(0, dtype=U4), np.zeros(0, dtype=U1)
         try:
@@ -265,15 +290,16 @@ class Client:
         blocks: npt.NDArray[np.int64],
         deadline: float,
         is_current: Callable[[], bool],
-    ) -> tuple[int, int]:
-        """Returns how many pages were written and how many were there."""
-        copier, n = self._ready_copier(), len(chain)
+        copier: Copier,
+    ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+        """Returns which pages were written and which were there, bool [n] each."""
+        n = len(chain)
         reserved = _ask(link, Reserve(chain.first, chain.keys, chain.anchors), Reserved, deadline)
         statuses = unpack(reserved.statuses, U1, n, "statuses")
-        granted = statuses == _WRITE
-        n_present = int((statuses == _PRESENT).sum())
+        granted, present = statuses == _WRITE, statuses == _PRESENT
+        written = np.zeros(n, np.bool_)
         if not granted.any():
-            return 0, n_present
+            return written, present
         slots = unpack(reserved.slots, U4, n, "slots")[granted]
         generations = unpack(reserved.generations, U4, n, "generations")[granted]
         offsets = unpack(reserved.offsets, U8, n, "offsets")[granted]
@@ -281,15 +307,15 @@ class Client:
         try:
             checksums = copier.gather(link.pool, offsets, self._registration.part_offset, blocks[granted])
             if not is_current():
-                return 0, n_present
+                return written, present
             commit = Commit(pack(slots, U4), pack(generations, U4), pack(checksums, U8))
             committed = _ask(link, commit, Committed, max(deadline, time.monotonic() + COMMIT_TIMEOUT_S))
             is_settled = True
         finally:
             if not is_settled:  # harmless if the commit did arrive: it stands before this on the stream
                 link.give_back(Abandon(pack(slots, U4), pack(generations, U4)))
-        n_written = int((unpack(committed.statuses, U1, len(slots), "statuses") == 0).sum())
-        return n_written, n_present
+        written[granted] = unpack(committed.statuses, U1, len(slots), "statuses") == 0
+        return written, present
 
     def _ready_copier(self) -> Copier:
         if self._copier is None:

@@ -19,7 +19,7 @@ from kvpeer.model import ConfigError, KvPeerError, PeerUnavailableError
 from kvpeer.wire.messages import Abandon, ClientMessage, Fetched, Release, Reserved
 from kvpeer.wire.packing import U1, U4, count, pack, unpack
 
-__all__ = ["Session"]
+__all__ = ["CLOSE_WAIT_S", "Session"]
 
 CONNECT_TIMEOUT_S = 5.0
 """For one attempt to connect and say hello."""
@@ -30,7 +30,7 @@ BACKOFF_S_MAX = 5.0
 jitter, because all ranks lose their agent at once."""
 
 CLOSE_WAIT_S = 5.0
-"""What `close` waits for the thread: running copies end first."""
+"""What `close` waits for the thread unless told otherwise: running copies end first."""
 
 COPY_CHECK_S = 1.0
 """How often the thread says that it still waits for a copy."""
@@ -96,15 +96,15 @@ class Session:
                 self._n_users -= 1
                 self._changed.notify_all()
 
-    def close(self) -> None:
-        """Ends the connection and the thread. Blocks until running copies have ended, at most CLOSE_WAIT_S."""
+    def close(self, wait_s: float = CLOSE_WAIT_S) -> None:
+        """Ends the connection and the thread. Blocks until running copies have ended, for `wait_s` at most."""
         with self._changed:
             self._is_closed = True
             link = self._link
             self._changed.notify_all()
         if link is not None:
             link.shutdown()
-        self._thread.join(CLOSE_WAIT_S)
+        self._thread.join(wait_s)
 
     # ---- the thread
 
