@@ -14,14 +14,14 @@ import json
 import os
 import struct
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from kvpeer.model import ConfigError
 
-__all__ = ["checkpoint_digest", "weights_identity"]
+__all__ = ["checkpoint_digest", "checkpoint_folder", "digest_cache_folder", "weights_identity"]
 
 SAMPLE_BYTES = 256
 SAMPLES_PER_TENSOR = 4
@@ -32,7 +32,8 @@ HEADER_BYTES_MAX = 100 * 1024 * 1024
 
 _SAMPLED_FORMATS = frozenset({"auto", "hf", "safetensors", "fastsafetensors", "mistral", "instanttensor"})
 _FIX = (
-    "set weights_identity in kv_connector_extra_config to a string that names these weights "
+    "set weights_identity in kvpeer's extra config (vLLM: kv_connector_extra_config; SGLang: "
+    "--hicache-storage-backend-extra-config) to a string that names these weights "
     "(for instance the repository and commit), equal on every engine that runs them"
 )
 
@@ -64,6 +65,23 @@ def weights_identity(
         return f"sampled:{_remembered_digest(folder, files, cache_folder)}"
     except OSError as error:
         raise ConfigError(f"kvpeer could not read the checkpoint in {folder} ({error}): {_FIX}") from error
+
+
+def checkpoint_folder(model: str, revision: str | None, download_folder: str | None) -> Path | None:
+    """Returns where an engine has loaded a model's weights from: a folder, or a snapshot in the Hugging Face cache;
+    None where it is neither."""
+    if Path(model).is_dir():
+        return Path(model)
+    from huggingface_hub import try_to_load_from_cache
+
+    config_file = try_to_load_from_cache(model, "config.json", cache_dir=download_folder, revision=revision)
+    return Path(config_file).parent if isinstance(config_file, str) else None
+
+
+def digest_cache_folder(environment: Mapping[str, str]) -> Path | None:
+    """Returns the user's folder for remembered digests; None for a process without a home."""
+    home = environment.get("XDG_CACHE_HOME") or (str(Path("~/.cache").expanduser()) if environment.get("HOME") else "")
+    return Path(home) / "kvpeer" if home else None
 
 
 def checkpoint_digest(folder: Path, files: Iterable[Path]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import vllm
@@ -14,7 +13,7 @@ from kvpeer.engines.vllm.layout import engine_layout
 from kvpeer.engines.vllm.metadata import RankFacts
 from kvpeer.engines.vllm.namespace import hash_seed, namespace_fields, part_of_rank
 from kvpeer.engines.vllm.settings import Settings
-from kvpeer.engines.vllm.weights import weights_identity
+from kvpeer.engines.weights import checkpoint_folder, digest_cache_folder, weights_identity
 from kvpeer.model import ConfigError
 
 __all__ = ["RankLayout", "rank_layout"]
@@ -64,24 +63,9 @@ def _weights(config: Any, settings: Settings) -> str:
         load_format=str(getattr(config.load_config.load_format, "value", config.load_config.load_format)),
         seed=model.seed,
         model=model.model,
-        folder=_checkpoint_folder(model.model, model.revision, config.load_config.download_dir),
-        cache_folder=_cache_folder(),
+        folder=checkpoint_folder(model.model, model.revision, config.load_config.download_dir),
+        cache_folder=digest_cache_folder(os.environ),
     )
-
-
-def _checkpoint_folder(model: str, revision: str | None, download_folder: str | None) -> Path | None:
-    """Where vLLM has loaded the weights from: a folder, or a snapshot in the Hugging Face cache."""
-    if Path(model).is_dir():
-        return Path(model)
-    from huggingface_hub import try_to_load_from_cache
-
-    config_file = try_to_load_from_cache(model, "config.json", cache_dir=download_folder, revision=revision)
-    return Path(config_file).parent if isinstance(config_file, str) else None
-
-
-def _cache_folder() -> Path | None:
-    home = os.environ.get("XDG_CACHE_HOME") or (str(Path("~/.cache").expanduser()) if os.environ.get("HOME") else "")
-    return Path(home) / "kvpeer" if home else None
 
 
 def _attention(config: Any, layer_names: list[str]) -> str:

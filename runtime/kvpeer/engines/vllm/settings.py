@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from kvpeer.core.policy import Mode, PolicySettings
+from kvpeer.engines.options import read_options
 from kvpeer.engines.vllm.lanes import START_SHARE
 from kvpeer.model import ConfigError
 
@@ -16,7 +15,6 @@ __all__ = ["ENVIRONMENT_PREFIX", "Settings", "load_settings"]
 
 ENVIRONMENT_PREFIX = "KVPEER_CONNECTOR_"
 
-_TRUE, _FALSE = frozenset({"1", "true", "yes", "on"}), frozenset({"0", "false", "no", "off"})
 _MODES = tuple(mode.value for mode in Mode)
 
 
@@ -74,45 +72,7 @@ def load_settings(extra_config: Mapping[str, Any], environment: Mapping[str, str
     Raises:
         ConfigError: a key is unknown (the message names the nearest one) or a value does not fit.
     """
-    known = {field.name: field for field in fields(Settings)}
-    given: dict[str, Any] = {}
-    for key, value in extra_config.items():
-        _refuse_unknown(key, key, known, "kv_connector_extra_config")
-        given[key] = value
-    for variable, text in environment.items():
-        if variable.startswith(ENVIRONMENT_PREFIX):
-            key = variable[len(ENVIRONMENT_PREFIX) :].lower()
-            _refuse_unknown(variable, key, known, "the environment")
-            given[key] = text
-    settings = Settings(**{key: _convert(key, value, type(known[key].default)) for key, value in given.items()})
+    settings = read_options(Settings, extra_config, "kv_connector_extra_config", environment, ENVIRONMENT_PREFIX)
     if settings.mode not in _MODES:
         raise ConfigError(f"mode is {settings.mode!r}: use one of {', '.join(_MODES)}")
     return settings
-
-
-def _refuse_unknown(shown: str, key: str, known: Mapping[str, Any], where: str) -> None:
-    if key in known:
-        return
-    nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
-    raise ConfigError(f"unknown setting {shown!r} in {where}: did you mean {nearest[0]!r}?")
-
-
-def _convert(key: str, value: Any, kind: type) -> Any:
-    try:
-        converted = _boolean(value) if kind is bool else kind(value)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{key} is {value!r}: it must be of type {kind.__name__}") from error
-    if isinstance(value, bool) and kind is not bool:
-        raise ConfigError(f"{key} is {value!r}: it must be of type {kind.__name__}")
-    if kind in (int, float) and not 0 < converted < math.inf:
-        raise ConfigError(f"{key} is {value!r}: it must be greater than 0 and finite")
-    return converted
-
-
-def _boolean(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    text = str(value).strip().lower()
-    if text not in _TRUE | _FALSE:
-        raise ValueError
-    return text in _TRUE

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kvpeer.engines.vllm import weights
-from kvpeer.engines.vllm.weights import weights_identity
+from kvpeer.engines import weights
+from kvpeer.engines.weights import weights_identity
 from kvpeer.model import ConfigError
 
 
