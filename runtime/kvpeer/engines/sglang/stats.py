@@ -1,0 +1,104 @@
+"""What one adapter counts: transfers for SGLang's own histograms, and counters of kvpeer's in its Prometheus registry.
+
+Metric names are a promise to whoever has dashboards; the label values are closed lists in the code.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["TRANSFERS_MAX", "Meter", "Transfers"]
+
+TRANSFERS_MAX = 512
+"""Kept of one kind between two looks of SGLang, which looks at every scheduler step; the rest of a burst is dropped."""
+
+_GB = 1e9
+
+_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.25, 0.5, 1, 2, 5)
+
+
+@dataclass
+class Transfers:
+    """Pages and GB/s of each transfer that ended."""
+
+    read_pages: list[int] = field(default_factory=list)
+    read_gb_per_s: list[float] = field(default_factory=list)
+    written_pages: list[int] = field(default_factory=list)
+    written_gb_per_s: list[float] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.read_pages or self.written_pages)
+
+
+class Meter:
+    """Thread-safe. is_published: whether there is somebody who reads the process's Prometheus registry."""
+
+    def __init__(self, *, is_published: bool) -> None:
+        self._lock = threading.Lock()  # protects _transfers
+        self._transfers = Transfers()
+        self._metrics = _prometheus() if is_published else None
+
+    def located(self, pool: str, n_pages: int, n_found: int, seconds: float) -> None:
+        """A question where pages are was answered."""
+        self._count("exists", pool, {"hit": n_found, "miss": n_pages - n_found}, seconds)
+
+    def read(self, pool: str, n_pages: int, n_read: int, n_bytes: int, seconds: float) -> None:
+        """Pages were read into the host pool; n_bytes of those that arrived."""
+        self._count("get", pool, {"hit": n_read, "miss": n_pages - n_read}, seconds)
+        with self._lock:
+            if n_read and len(self._transfers.read_pages) < TRANSFERS_MAX:
+                self._transfers.read_pages.append(n_read)
+                self._transfers.read_gb_per_s.append(n_bytes / _GB / max(seconds, 1e-9))
+
+    def written(self, pool: str, n_pages: int, n_written: int, n_bytes: int, seconds: float) -> None:
+        """Pages were published, or found to be there."""
+        self._count("set", pool, {"stored": n_written, "refused": n_pages - n_written}, seconds)
+        with self._lock:
+            if n_written and len(self._transfers.written_pages) < TRANSFERS_MAX:
+                self._transfers.written_pages.append(n_written)
+                self._transfers.written_gb_per_s.append(n_bytes / _GB / max(seconds, 1e-9))
+
+    def failed(self, place: str) -> None:
+        """An unexpected error was logged and answered with a miss."""
+        if self._metrics is not None:
+            self._metrics["errors"].labels(place=place).inc()
+
+    def drain(self) -> Transfers:
+        """Returns the transfers since the last call."""
+        with self._lock:
+            drained, self._transfers = self._transfers, Transfers()
+        return drained
+
+    def _count(self, operation: str, pool: str, pages: dict[str, int], seconds: float) -> None:
+        if self._metrics is None:
+            return
+        for outcome, n in pages.items():
+            if n:
+                self._metrics["pages"].labels(operation=operation, pool=pool, outcome=outcome).inc(n)
+        self._metrics["seconds"].labels(operation=operation, pool=pool).observe(seconds)
+
+
+@functools.cache
+def _prometheus() -> dict[str, Any]:
+    """The process's metrics, made once: a backend may be attached again in the same process."""
+    from prometheus_client import Counter, Histogram
+
+    return {
+        "pages": Counter(
+            "kvpeer_sglang_pages_total",
+            "Pages asked for (exists), read (get) and published (set), by host pool and outcome.",
+            ["operation", "pool", "outcome"],
+        ),
+        "seconds": Histogram(
+            "kvpeer_sglang_call_seconds",
+            "How long SGLang's calls took, by operation and host pool.",
+            ["operation", "pool"],
+            buckets=_SECONDS,
+        ),
+        "errors": Counter(
+            "kvpeer_sglang_errors_total", "Unexpected errors, each with a traceback in the log, by place.", ["place"]
+        ),
+    }
