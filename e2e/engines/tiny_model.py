@@ -1,4 +1,5 @@
-"""Makes a random model that a CPU runs in milliseconds. Runs in the engine's Python: `python tiny_model.py FOLDER`.
+"""Makes a random model that a CPU runs in milliseconds. Runs in the engine's Python:
+`python tiny_model.py FOLDER [FAMILY [SEED]]`. Models of one family have the same shapes.
 
 Weights are drawn wide enough that greedy output is not one token for ever, so that a wrong page shows in it.
 """
@@ -9,7 +10,9 @@ import sys
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+FAMILIES = {"qwen3": (Qwen3Config, Qwen3ForCausalLM), "llama": (LlamaConfig, LlamaForCausalLM)}
 
 SPECIAL = {"pad_token": "<pad>", "eos_token": "<eos>"}
 TEXT = ["engines share the pages of a prompt " * 8, "a page is found, verified, copied and used " * 8]
@@ -26,11 +29,12 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokens, **SPECIAL)
 
 
-def main(folder: str) -> None:
+def main(folder: str, family: str = "qwen3", seed: str = "1") -> None:
     words = tokenizer()
     words.save_pretrained(folder)
-    torch.manual_seed(1)
-    config = Qwen3Config(
+    torch.manual_seed(int(seed))
+    make_config, make_model = FAMILIES[family]
+    config = make_config(
         vocab_size=len(words),
         hidden_size=256,
         intermediate_size=512,
@@ -45,8 +49,8 @@ def main(folder: str) -> None:
         eos_token_id=1,
         pad_token_id=0,
     )
-    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    make_model(config).to(torch.bfloat16).save_pretrained(folder)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

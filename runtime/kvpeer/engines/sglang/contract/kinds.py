@@ -19,6 +19,7 @@ class Kind:
     side_pool: str
     components: tuple[str, ...]
     config: dict[str, Any]
+    layouts: tuple[str, ...] = ("page_first_direct", "layer_first")
 
 
 KINDS = {
@@ -38,6 +39,7 @@ KINDS = {
                 "kv_size": 1024,
                 "max_context_len": 1024,
             },
+            ("page_first_direct",),
         ),
     )
 }

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvpeer.engines.sglang.contract.conftest import Caches, until
+from kvpeer.engines.sglang.contract.caches import Caches, until
 from kvpeer.engines.sglang.contract.kinds import KINDS
 
 POOLS = pytest.mark.parametrize(("kind", "pool"), [("full", "kv"), ("swa", "swa"), ("mamba", "mamba")])

@@ -6,18 +6,19 @@ import itertools
 
 import pytest
 
-from kvpeer.engines.sglang.contract.conftest import Caches, until_found
+from kvpeer.engines.sglang.contract.caches import Caches, until_found
 from kvpeer.engines.sglang.contract.kinds import KINDS
 
 seeds = itertools.count(1)
 
 INTERFACES = pytest.mark.parametrize("is_v1", [True, False], ids=["v1", "copying"])
-LAYOUTS = pytest.mark.parametrize("layout", ["page_first_direct", "layer_first"])
+CASES = pytest.mark.parametrize(
+    ("kind", "layout"), [(kind.name, layout) for kind in KINDS.values() for layout in kind.layouts]
+)
 
 
 @INTERFACES
-@LAYOUTS
-@pytest.mark.parametrize("kind", KINDS)
+@CASES
 def test_another_process_restores_a_prompt_byte_for_byte(caches: Caches, kind: str, layout: str, is_v1: bool) -> None:
     producer = caches.open("a", kind, is_v1=is_v1, layout=layout)
     consumer = caches.open("b", kind, is_v1=is_v1, layout=layout)
