@@ -2,7 +2,7 @@
 #
 #   make test-fast   linters, types, contracts, unit, property, native (sanitizers), transports, processes: no engines
 #   make test        test-fast and the real engines: what CI runs
-#   make demo        two real vLLM engines on this CPU share pages
+#   make demo        two real vLLM engines on this CPU share pages; make demo-sglang: two real SGLang servers
 #   make help        the rest
 
 SHELL := /bin/bash
@@ -11,7 +11,8 @@ SHELL := /bin/bash
 
 BUILD := build
 VENV := $(BUILD)/venv
-ENGINE_VENV := $(BUILD)/vllm-venv
+ENGINE_VENV := $(BUILD)/engines-venv
+SGLANG_CPU := e2e/engines/sglang_cpu
 BIN := $(VENV)/bin
 LIB := runtime/kvpeer/native/libkvpeer.so
 NATIVE_SOURCES := $(shell find runtime/native -type f \( -name '*.cpp' -o -name '*.hpp' -o -name '*.h' -o -name 'CMake*' \))
@@ -51,14 +52,17 @@ $(BUILD)/wheel/.ready: $(NATIVE_SOURCES) $(PYTHON_SOURCES) $(VENV)/.ready
 	@PATH=$(CURDIR)/$(BIN):$$PATH $(UV) build -q --wheel --no-build-isolation --python $(BIN)/python --out-dir $(BUILD)/wheel runtime
 	@touch $@
 
-$(BUILD)/vllm-venv/.engine: requirements/vllm.txt | $(UV)
-	$(call SAY,vLLM for the CPU (once; about 6 GB on disk))
+$(ENGINE_VENV)/.engine: requirements/engines.txt $(shell find $(SGLANG_CPU) -type f -not -name '*.pyc') | $(UV)
+	$(call SAY,vLLM and SGLang for the CPU (once; about 7 GB on disk))
 	@$(UV) venv -q --clear --python $(PYTHON_VERSION) $(ENGINE_VENV)
 	@# Compiled ahead, because every engine is three processes that import all of it.
-	@$(UV) pip install -q --compile-bytecode --python $(ENGINE_VENV)/bin/python --require-hashes --no-deps -r requirements/vllm.txt
+	@$(UV) pip install -q --compile-bytecode --python $(ENGINE_VENV)/bin/python --require-hashes --no-deps -r requirements/engines.txt
+	@# From a copy: building leaves files behind.
+	@rm -rf $(BUILD)/sglang_cpu && cp -r $(SGLANG_CPU) $(BUILD)/sglang_cpu
+	@$(UV) pip install -q --python $(ENGINE_VENV)/bin/python --no-deps --no-build-isolation $(BUILD)/sglang_cpu
 	@touch $@
 
-$(BUILD)/vllm-venv/.ready: $(BUILD)/vllm-venv/.engine $(BUILD)/wheel/.ready
+$(ENGINE_VENV)/.ready: $(ENGINE_VENV)/.engine $(BUILD)/wheel/.ready
 	$(call SAY,kvpeer into the engine environment)
 	@$(UV) pip install -q --compile-bytecode --python $(ENGINE_VENV)/bin/python --reinstall --no-deps $(BUILD)/wheel/*.whl
 	@touch $@
@@ -67,11 +71,11 @@ $(BUILD)/vllm-venv/.ready: $(BUILD)/vllm-venv/.engine $(BUILD)/wheel/.ready
 venv: $(VENV)/.ready ## the development environment in build/venv
 native: $(LIB) ## the native library beside its binding
 wheel: $(BUILD)/wheel/.ready ## the wheel in build/wheel
-engine-venv: $(BUILD)/vllm-venv/.ready ## vLLM for the CPU with kvpeer installed from the wheel
+engine-venv: $(ENGINE_VENV)/.ready ## vLLM and SGLang for the CPU with kvpeer installed from the wheel
 
 # ---- checks -----------------------------------------------------------------------------------------------------------
 
-.PHONY: lint types contracts unit native-test process-test long-test sim soak test-fast engine-test test
+.PHONY: lint types contracts unit native-test process-test long-test sim soak test-fast engine-test sglang-test test
 lint: $(VENV)/.ready ## ruff: rules and format
 	$(call SAY,lint)
 	@$(BIN)/ruff check -q . && $(BIN)/ruff format -q --check .
@@ -114,9 +118,15 @@ soak: $(LIB) ## the longest runs: a million fetches, between processes and by ea
 
 test-fast: lint types contracts native-test unit process-test ## all but the engines
 
-engine-test: $(BUILD)/vllm-venv/.ready $(LIB) ## two real vLLM engines
+ENGINE_PYTHONS := KVPEER_VLLM_PYTHON=$(CURDIR)/$(ENGINE_VENV)/bin/python KVPEER_SGLANG_PYTHON=$(CURDIR)/$(ENGINE_VENV)/bin/python
+
+engine-test: $(ENGINE_VENV)/.ready $(LIB) ## real vLLM and SGLang engines
 	$(call SAY,real engines)
-	@KVPEER_VLLM_PYTHON=$(CURDIR)/$(ENGINE_VENV)/bin/python $(BIN)/pytest -q -m engine
+	@$(ENGINE_PYTHONS) $(BIN)/pytest -q -m engine
+
+sglang-test: $(ENGINE_VENV)/.ready $(LIB) ## of these only SGLang: the contract suite and real servers
+	$(call SAY,SGLang)
+	@$(ENGINE_PYTHONS) $(BIN)/pytest -q -m engine e2e/engines/sglang
 
 test: test-fast coverage long-test sim fuzz-smoke engine-test ## what CI runs
 
@@ -159,14 +169,19 @@ docs: $(LIB) ## regenerate the pages that are made from code (a test compares th
 
 # ---- use --------------------------------------------------------------------------------------------------------------
 
-.PHONY: demo bench clean
+.PHONY: demo demo-sglang bench clean
 bench: $(LIB) ## what kvpeer costs on this machine, beside references (2 to 3 minutes)
 	$(call SAY,benchmark)
 	@PYTHONPATH=runtime $(BIN)/python -m kvpeer.cli bench local --json $(BUILD)/bench.json
 
-demo: $(BUILD)/vllm-venv/.ready ## two real vLLM engines on this CPU share pages
+demo: $(ENGINE_VENV)/.ready ## two real vLLM engines on this CPU share pages
 	$(call SAY,demo)
 	@$(ENGINE_VENV)/bin/python demo/run.py --out $(BUILD)/demo.json
+	@printf '\nThe same with SGLang: make demo-sglang\n'
+
+demo-sglang: $(ENGINE_VENV)/.ready ## two real SGLang servers on this CPU share pages
+	$(call SAY,demo with SGLang)
+	@$(ENGINE_VENV)/bin/python demo/run_sglang.py --out $(BUILD)/demo-sglang.json
 
 clean: ## remove all that was built
 	rm -rf $(BUILD) $(LIB) runtime/kvpeer/bench/libkvpeer_bench.so

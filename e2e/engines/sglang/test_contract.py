@@ -28,6 +28,7 @@ KVPEER = {
     "set_timeout_s": 10,
 }
 
+SUITE = "kvpeer.engines.sglang.contract"
 RUN_DEADLINE_S = 800
 
 
@@ -46,7 +47,7 @@ def run_suite(python: str, folder: Path, *options: str) -> None:
     command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull]
     try:
         ran = subprocess.run(
-            [*command, "--pyargs", "kvpeer.engines.sglang.contract", *options],
+            [*command, "--pyargs", SUITE, "-p", f"{SUITE}.plugin", *options],
             cwd=folder,
             env=environment,
             capture_output=True,

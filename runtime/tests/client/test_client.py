@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kvpeer.client import ClientSettings
+from kvpeer.client import Client, ClientSettings, EngineLayout, NativeCopier
 from kvpeer.client.link import open_link
 from kvpeer.client.settings import Registration
-from kvpeer.model import CapacityError, ConfigError
+from kvpeer.model import CapacityError, ConfigError, Outcome
 from kvpeer.wire.codec import encode
 from kvpeer.wire.framing import FrameKind, pack_frame
 from kvpeer.wire.messages import Fetch, Fetched, Release
@@ -330,6 +330,48 @@ def test_requests_of_several_threads_do_not_wait_for_each_other(path: str, engin
         assert engine.locate(1, 2) == [1, 0]
         engine.copier.go_on.set()
         fetching.join(10)
+
+
+def test_a_client_that_does_not_wait_is_there_at_once_and_connects_later(path: str) -> None:
+    began_at = time.monotonic()
+    client = Client.connect(ClientSettings(socket=path), registration(), wait_s=0.0)
+    assert time.monotonic() - began_at < 1.0
+    assert client.locate(chain_of(namespace_of("tiny"), 1), "r", 1.0).statuses.tolist() == [0]
+    with running("pool_agent.py", {"socket": path}):
+        eventually(lambda: client.healthy)
+    client.close(wait_s=1.0)
+
+
+def test_a_publish_says_of_each_page_whether_it_is_there(path: str, engines: Any) -> None:
+    with running("pool_agent.py", {"socket": path, **EIGHT_SLOTS}):
+        engine = engines()
+        eventually(lambda: engine.publish(1, 2)[2] == 0)
+        chain = chain_of(engine.namespace, 2, 3, 1)
+        result = engine.client.publish(chain, np.arange(3, dtype=np.int64), 5.0)
+        assert (result.n_written, result.n_present) == (1, 2)
+        assert result.is_there.tolist() == [True] * 3
+        link_pages = chain_of(engine.namespace, *range(100, 100 + 2 * SLOT_PAGES))
+        too_many = engine.client.publish(link_pages, np.arange(2 * SLOT_PAGES, dtype=np.int64), 5.0)
+        assert too_many.n_refused > 0
+        assert int((~too_many.is_there).sum()) == too_many.n_refused
+
+
+def test_blocks_anywhere_are_copied_by_the_copier_of_the_call(path: str, engines: Any) -> None:
+    with running("pool_agent.py", {"socket": path}):
+        engine = engines()
+        elsewhere = np.arange(2 * PAGE_BYTES, dtype=np.uint64).astype(np.uint8).reshape(2, PAGE_BYTES)
+        layout = EngineLayout(
+            np.array([elsewhere.ctypes.data], np.uint64),
+            np.array([PAGE_BYTES], np.uint64),
+            np.array([PAGE_BYTES], np.uint32),
+        )
+        copier, chain = NativeCopier(layout), chain_of(engine.namespace, 7)
+        one, two = np.array([0], np.int64), np.array([1], np.int64)
+        eventually(lambda: engine.client.publish(chain, one, 5.0, copier=copier).is_there.all())
+        elsewhere[1] = 0
+        assert engine.client.fetch(chain, two, "r", 5.0, copier).tolist() == [Outcome.HIT]
+        assert np.array_equal(elsewhere[0], elsewhere[1])
+        assert not engine.memory.any(), "the registered blocks were not touched"
 
 
 def test_a_client_waits_in_the_background_for_an_agent_that_comes_later(path: str, engines: Any) -> None:

@@ -236,7 +236,7 @@ class KVPeerStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang is not inst
         results: dict[str, list[bool]] = {}
         for transfer, place in zip(transfers, located, strict=True):
             keys, arrived = transfer.keys or [], _none_of(transfer.keys or [])
-            if place is not None and keys:
+            if place is not None:
                 pages, numbers = place
                 read = functools.partial(pages.read, keys, numbers, deadline)
                 arrived = self._timed_read(transfer.name, pages, read)
@@ -248,7 +248,7 @@ class KVPeerStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang is not inst
         results: dict[str, list[bool]] = {}
         for transfer in transfers:
             keys, stored, place = transfer.keys or [], _none_of(transfer.keys or []), self._places(transfer)
-            if place is not None and keys:
+            if place is not None:
                 pages, numbers = place
                 write = functools.partial(pages.write, keys, numbers, deadline)
                 stored = self._timed_write(transfer.name, pages, write)
@@ -257,7 +257,7 @@ class KVPeerStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang is not inst
 
     def _places(self, transfer: PoolTransfer) -> tuple[PoolPages, PageNumbers] | None:
         pages, n_pages = self._pool(transfer.name), len(transfer.keys or ())
-        if pages is None:
+        if pages is None or not n_pages:
             return None
         numbers = pages.page_numbers(transfer.host_indices, n_pages)
         if numbers is None:

@@ -1,4 +1,4 @@
-"""Options and fixtures of the contract suite; see the package's docstring."""
+"""Options and fixtures of the contract suite, as a pytest plug-in; see the package's docstring."""
 
 from __future__ import annotations
 
