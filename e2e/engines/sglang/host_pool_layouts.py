@@ -68,7 +68,7 @@ def mla(layout: str) -> Any:
 def verdict(make: Callable[[], Any]) -> str:
     try:
         pool = make()
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - it is printed
         return f"not made: {type(error).__name__}: {error}"
     try:
         if is_logical(pool):
