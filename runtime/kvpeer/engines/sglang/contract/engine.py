@@ -12,12 +12,14 @@ import os
 import time
 import unittest
 from array import array
+from dataclasses import replace
 from typing import Any
 
 import torch
 from sglang.kernels.ops.attention.fla.chunk_delta_h import CHUNK_SIZE
 from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle
 from sglang.srt.mem_cache.hicache_storage import PoolHitPolicy, PoolName, PoolTransfer
+from sglang.srt.mem_cache.storage import StorageBackendFactory
 from sglang.srt.mem_cache.unified_cache.components.base import ComponentType
 from sglang.srt.runtime_context import get_parallel
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
@@ -53,11 +55,11 @@ class Engine(UnifiedRadixCacheStorageFixtures, unittest.TestCase):  # type: igno
         )
         os.environ.update(attachment.environment)
         try:
-            self._parallel = get_parallel().override(
-                tp_rank=attachment.tp_rank, tp_size=attachment.tp_size, pp_rank=0, pp_size=1
-            )
+            self._parallel = get_parallel().override(tp_rank=0, tp_size=1, pp_rank=0, pp_size=1)
             self._parallel.__enter__()
             self._build(attachment)
+            if attachment.rank:
+                self._become_rank(attachment.rank)
         finally:
             for name in attachment.environment:
                 del os.environ[name]
@@ -85,6 +87,19 @@ class Engine(UnifiedRadixCacheStorageFixtures, unittest.TestCase):  # type: igno
         self.cache.write_through_threshold = 1 << 30
         self.cache.load_back_threshold = 0
         self._allow_prefetch()
+
+    def _become_rank(self, rank: dict[str, int]) -> None:
+        """Replaces the backend by one that is told of another rank, without the process groups of a real one."""
+        config = replace(self.controller.storage_config, **rank)
+        if hasattr(self.storage, "close"):
+            self.storage.close()
+        anchor = self.controller.storage_host_pool
+        storage = StorageBackendFactory.create_backend(self._attachment.backend, config, anchor)
+        storage.register_mem_pool_host(anchor)
+        for entry in self.controller.mem_pool_host.entries:
+            storage.register_mem_host_pool_v2(entry.host_pool, entry.name)
+        storage.on_host_pools_registered()
+        self.controller.storage_backend = storage
 
     def _extra_config(self) -> str:
         extra = {"prefetch_threshold": 1, **self._attachment.extra_config}

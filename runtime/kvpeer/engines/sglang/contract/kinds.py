@@ -48,15 +48,16 @@ KINDS = {
 @dataclass(frozen=True)
 class Attachment:
     """How a process attaches the backend. `is_v1`: SGLang's zero-copy interface for KV pages (others are always read by
-    v2), else its copying one."""
+    v2), else its copying one. rank: fields of SGLang's `HiCacheStorageConfig` that make this another rank than the only
+    one; such a cache only stores and reads pages, there is nobody to agree with on restoring.
+    """
 
     backend: str
     extra_config: dict[str, Any]
     is_v1: bool = True
     layout: str = "page_first_direct"
     model_name: str = "contract-model"
-    tp_rank: int = 0
-    tp_size: int = 1
+    rank: dict[str, int] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
 
 

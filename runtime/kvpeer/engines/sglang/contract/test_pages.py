@@ -117,7 +117,15 @@ def test_pools_keep_their_pages_apart(caches: Caches) -> None:
 
 @INTERFACES
 @pytest.mark.parametrize(
-    "other", [{"model_name": "another-model"}, {"tp_rank": 1, "tp_size": 2}, {"tp_size": 2}], ids=str
+    "other",
+    [
+        {"model_name": "another-model"},
+        {"rank": {"tp_rank": 1, "tp_size": 2}},
+        {"rank": {"tp_rank": 0, "tp_size": 2}},
+        {"rank": {"pp_rank": 1, "pp_size": 2}},
+        {"rank": {"attn_cp_rank": 1, "attn_cp_size": 2}},
+    ],
+    ids=str,
 )
 def test_another_model_or_rank_never_gets_the_pages(caches: Caches, other: dict[str, Any], is_v1: bool) -> None:
     keys = page_hashes(3)
@@ -129,9 +137,9 @@ def test_another_model_or_rank_never_gets_the_pages(caches: Caches, other: dict[
 
 def test_ranks_of_one_engine_keep_their_pages_apart(caches: Caches) -> None:
     keys = page_hashes(3)
-    zero = caches.open("a", tp_rank=0, tp_size=2)
+    zero = caches.open("a", rank={"tp_rank": 0, "tp_size": 2})
     zero.put_pages("kv", keys)
-    one = caches.open("b", tp_rank=1, tp_size=2)
+    one = caches.open("b", rank={"tp_rank": 1, "tp_size": 2})
     assert one.n_existing(keys) == 0
     assert one.put_pages("kv", keys) == [True] * 3
     assert one.take_pages("kv", keys) == ["right"] * 3
