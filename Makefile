@@ -118,7 +118,7 @@ soak: $(LIB) ## the longest runs: a million fetches, between processes and by ea
 
 test-fast: lint types contracts native-test unit process-test ## all but the engines
 
-ENGINE_PYTHONS := KVPEER_VLLM_PYTHON=$(CURDIR)/$(ENGINE_VENV)/bin/python KVPEER_SGLANG_PYTHON=$(CURDIR)/$(ENGINE_VENV)/bin/python
+ENGINE_PYTHONS := KVPEER_VLLM_PYTHON=$(CURDIR)/$(ENGINE_VENV)/bin/python KVPEER_TEST_SGLANG_PYTHON=$(CURDIR)/$(ENGINE_VENV)/bin/python
 
 engine-test: $(ENGINE_VENV)/.ready $(LIB) ## real vLLM and SGLang engines
 	$(call SAY,real engines)

@@ -12,7 +12,7 @@ import pytest
 from engines.harness import keep_logs
 from engines.sglang.servers import SGLangFleet, make_model
 
-PYTHON_VARIABLE = "KVPEER_SGLANG_PYTHON"
+PYTHON_VARIABLE = "KVPEER_TEST_SGLANG_PYTHON"
 
 
 @pytest.fixture(scope="session")
