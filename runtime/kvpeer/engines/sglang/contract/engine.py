@@ -175,8 +175,10 @@ class Engine(UnifiedRadixCacheStorageFixtures, unittest.TestCase):  # type: igno
         return Stored(hashes, digests)
 
     def evict_all(self) -> None:
-        """Forgets all prompts, on device and host."""
+        """Forgets all prompts, on device and host, as the scheduler's flush does."""
         self.cache.reset()
+        self.requests.clear()
+        self.allocator.clear()
 
     # ---- detach and attach, as an administrator does at run time
 
