@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from kvpeer.core.chain import namespace_digest
 from kvpeer.engines.sglang import pages as pages_module
 from kvpeer.engines.sglang.layout import SUPPORTED_LAYOUTS, page_layout
 from kvpeer.engines.sglang.pages import PoolPages
-from processes.handles import running
+from processes.handles import Program, running
 
 pytestmark = pytest.mark.process
 
@@ -25,11 +26,21 @@ Open = Callable[..., PoolPages]
 
 
 @pytest.fixture
-def opened(tmp_path: Path) -> Iterator[Open]:
-    """Opens host pools at one agent."""
+def path(tmp_path: Path) -> str:
     folder = tmp_path / "run"
     folder.mkdir(mode=0o700)
-    path = str(folder / "agent.sock")
+    return str(folder / "agent.sock")
+
+
+@pytest.fixture
+def agent(path: str) -> Iterator[Program]:
+    with running("pool_agent.py", {"socket": path}) as agent:
+        yield agent
+
+
+@pytest.fixture
+def opened(path: str, agent: Program) -> Iterator[Open]:
+    """Opens host pools at one agent."""
     made: list[PoolPages] = []
 
     def open_pool(pool: HostPool, shard: int = 0) -> PoolPages:
@@ -41,10 +52,9 @@ def opened(tmp_path: Path) -> Iterator[Open]:
         made.append(PoolPages(pool, layout, client, NAMESPACE, shard))
         return made[-1]
 
-    with running("pool_agent.py", {"socket": path}):
-        yield open_pool
-        for pages in made:
-            pages.close(soon())
+    yield open_pool
+    for pages in made:
+        pages.close(soon())
 
 
 def soon(seconds: float = 10.0) -> float:
@@ -135,3 +145,23 @@ def test_a_tensor_that_is_no_page_is_refused(opened: Open) -> None:
         pages.read_into(KEYS[:1], [short], soon())
     with pytest.raises(ValueError, match=f"{pages.page_bytes} bytes"):
         pages.write_from(KEYS[:1], [short], soon())
+
+
+def test_a_frozen_agent_costs_no_more_than_the_deadline_and_closing_less_than_a_second(
+    opened: Open, agent: Program
+) -> None:
+    pages = opened(filled(HostPool("page_first"), 1))
+    assert pages.write(KEYS, numbers(0, 1, 2), soon()).all()
+    agent.send_signal(signal.SIGSTOP)
+    for call in (
+        lambda deadline: pages.exist(KEYS, deadline),
+        lambda deadline: pages.read(KEYS, numbers(0, 1, 2), deadline),
+        lambda deadline: pages.write(["d" * 64], numbers(3), deadline),
+    ):
+        began_at = time.monotonic()
+        assert not call(soon(0.3)).any()
+        assert time.monotonic() - began_at < 0.8
+    began_at = time.monotonic()
+    pages.close(soon(0.8))
+    assert time.monotonic() - began_at < 1.0
+    agent.send_signal(signal.SIGCONT)
