@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 import sglang
+import torch
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig, PoolName
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.srt.runtime_context import get_server_args
@@ -40,6 +41,9 @@ _ARGUMENTS = (
 """Of the server: they change KV that is computed from equal tokens and weights, or how backends order it. Draft models
 keep layers in the same pools."""
 
+_VARIABLES = ("SGLANG_USE_HND_KVCACHE", "SGLANG_AITER_KV_CACHE_LAYOUT")
+"""Of the environment: they change the order of bytes within a page, which its host pool does not tell."""
+
 _DEFAULT_PORT = 30000
 
 
@@ -64,12 +68,13 @@ def pool_facts(name: str, pool: Any, layout: PageLayout, rank: RankFacts) -> Poo
     """Returns what a host pool is. MLA's latent KV is the same on all tensor-parallel ranks; Mamba states and the KV of
     a draft model with heads are not, whatever the model they belong to."""
     has_own_shard = name == PoolName.MAMBA or isinstance(pool, MHATokenToKVPoolHost)
-    device_order = getattr(getattr(pool, "device_pool", None), "kv_cache_layout", "")
+    # Mamba has one for each part of a state.
+    dtypes = {f"{attribute}={value}" for attribute, value in vars(pool).items() if isinstance(value, torch.dtype)}
     return PoolFacts(
         name=name,
         kind=type(pool).__name__,
-        dtype=str(getattr(pool, "dtype", "")),
-        layout=f"{layout.description}:{device_order}",
+        dtype=",".join(sorted(dtypes)),
+        layout=layout.description,
         page_tokens=layout.page_tokens,
         page_bytes=layout.page_bytes,
         layers=f"{getattr(pool, 'start_layer', '')}-{getattr(pool, 'end_layer', '')}/{getattr(pool, 'layer_num', '')}",
@@ -109,9 +114,10 @@ def model_weights(settings: Settings) -> str:
 
 
 def model_arguments() -> dict[str, str]:
-    """Returns the arguments of the server that belong into the namespace, by name."""
+    """Returns the arguments and variables of the server that belong into the namespace, by name."""
     arguments = _server_args()
-    return {name: str(getattr(arguments, name, "")) for name in _ARGUMENTS} if arguments is not None else {}
+    given = {name: str(getattr(arguments, name, "")) for name in _ARGUMENTS} if arguments is not None else {}
+    return {**given, **{name: os.environ[name] for name in _VARIABLES if name in os.environ}}
 
 
 def engine_name(model_name: str) -> str:
