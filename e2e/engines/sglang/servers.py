@@ -34,6 +34,8 @@ _ENVIRONMENT = {
     "SGLANG_USE_CPU_ENGINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "OMP_NUM_THREADS": "1",
+    # No such file, so that ranks talk by gloo: torch's CUDA build brings NCCL, which needs a device.
+    "SGLANG_NCCL_SO_PATH": "none",
     # Two busy cores stall for seconds at times, and these deadlines are made for machines that do not.
     "KVPEER_SGLANG_EXISTS_TIMEOUT_S": "5",
     "KVPEER_SGLANG_GET_TIMEOUT_BASE_S": "5",
