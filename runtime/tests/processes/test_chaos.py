@@ -23,7 +23,7 @@ from processes.engine import PAGE_BYTES, Engine, chain_of
 from processes.handles import eventually
 from processes.injector import Injector
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.process, pytest.mark.long, pytest.mark.timeout(120)]
 
 DEADLINE_S = 1.0
 SLACK_S = 2.0
