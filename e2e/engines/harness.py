@@ -236,7 +236,8 @@ class Server:
         self.settled()
 
         def is_findable() -> bool:
-            agents = [server for server in self.fleet.servers if server.has_agent()]
+            # Servers of one name share an agent.
+            agents = list({s.agent_port: s for s in self.fleet.servers if s.has_agent()}.values())
             n_pages = sum(agent.agent_metric("kvpeer_pool_pages", state="committed") for agent in agents)
             n_records = sum(agent.agent_metric("kvpeer_directory_holders") for agent in agents)
             return n_records == n_pages * min(DIRECTORY_REPLICAS, len(agents))
