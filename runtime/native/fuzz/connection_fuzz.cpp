@@ -49,8 +49,13 @@ void append_hello(std::vector<uint8_t> &stream) {
   append(stream, &answer, sizeof(answer));
 }
 
+// What is sent for the pages, in the order of a run.
+struct Run {
+  std::vector<uint8_t> fronts, payloads, trailers;
+};
+
 // One page as an honest producer sends it, but for what the input says is different.
-void append_page(std::vector<uint8_t> &stream, Input &input, uint32_t idx) {
+void append_page(Run &run, Input &input, uint32_t idx) {
   const auto lies = input.take<uint8_t>();
   const auto n_parts = std::max<uint16_t>(1, input.take<uint8_t>() % (KVP_PARTS_MAX + 2));
   tcp::PagePrefix prefix{tcp::kPageMagic, tcp::PageStatus::kSent, n_parts, 1, idx};
@@ -86,11 +91,21 @@ void append_page(std::vector<uint8_t> &stream, Input &input, uint32_t idx) {
   if ((lies & 8) != 0) {
     reinterpret_cast<uint8_t *>(&trailer)[input.take<uint8_t>() % sizeof(trailer)] ^= input.take<uint8_t>();
   }
-  append(stream, &prefix, sizeof(prefix));
-  append(stream, &header, sizeof(header));
-  append(stream, parts.data(), std::min<size_t>(prefix.n_parts, parts.size()) * sizeof(kvp_part));
-  append(stream, payload.data(), payload.size());
-  append(stream, &trailer, sizeof(trailer));
+  append(run.fronts, &prefix, sizeof(prefix));
+  append(run.fronts, &header, sizeof(header));
+  append(run.fronts, parts.data(), std::min<size_t>(prefix.n_parts, parts.size()) * sizeof(kvp_part));
+  append(run.payloads, payload.data(), payload.size());
+  append(run.trailers, &trailer, sizeof(trailer));
+}
+
+void append_run(std::vector<uint8_t> &stream, Input &input) {
+  Run run;
+  for (uint32_t idx = 0; idx < kNPages; ++idx) {
+    append_page(run, input, idx);
+  }
+  for (const std::vector<uint8_t> *bytes : {&run.fronts, &run.payloads, &run.trailers}) {
+    append(stream, bytes->data(), bytes->size());
+  }
 }
 
 // Each page has an outcome, and a hit has a part table that covers it and fits to its bytes.
@@ -146,9 +161,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes) {
     fuzz::append_hello(sent);
   }
   if ((mode & 4) != 0) {
-    for (uint32_t idx = 0; idx < fuzz::kNPages; ++idx) {
-      fuzz::append_page(sent, input, idx);
-    }
+    fuzz::append_run(sent, input);
   }
   sent.insert(sent.end(), input.rest(), input.rest() + input.left());
   fuzz::ReceivedStream stream(sent.data(), sent.size());

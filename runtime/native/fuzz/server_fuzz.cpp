@@ -58,8 +58,24 @@ tcp::Hello right_hello() {
   return hello;
 }
 
+// The fronts of one run, up to the page that fills it or the last one of its request: the headers of the pages that are sent.
+std::vector<kvp_slot_header> take_fronts(Input &input, uint32_t n_pages, uint32_t &next) {
+  std::vector<kvp_slot_header> headers;
+  uint64_t n_bytes = 0;
+  for (; next < n_pages && !tcp::is_run_full(headers.size(), n_bytes); ++next) {
+    const auto prefix = input.take<tcp::PagePrefix>();
+    KVP_PROMISE(prefix.magic == tcp::kPageMagic && prefix.page_idx == next);
+    if (prefix.status == tcp::PageStatus::kSent) {
+      headers.push_back(input.take<kvp_slot_header>());
+      input.take<kvp_part>();
+      n_bytes += headers.back().length;
+    }
+  }
+  return headers;
+}
+
 // Only bytes of committed pages leave the pool, each with the header that says so.
-void check_answers(const std::vector<uint8_t> &answers) {
+void check_answers(const std::vector<uint32_t> &requests, const std::vector<uint8_t> &answers) {
   Input input(answers.data(), answers.size());
   if (input.left() == 0) {
     return;
@@ -67,21 +83,41 @@ void check_answers(const std::vector<uint8_t> &answers) {
   const auto hello = input.take<tcp::HelloAnswer>();
   KVP_PROMISE(hello.magic == tcp::kAnswerMagic);
   KVP_PROMISE(hello.status == tcp::HelloStatus::kOk || input.left() == 0);
-  while (input.left() > 0) {
-    const auto prefix = input.take<tcp::PagePrefix>();
-    KVP_PROMISE(prefix.magic == tcp::kPageMagic && prefix.page_idx < kLimits.pages_max);
-    if (prefix.status != tcp::PageStatus::kSent) {
-      continue;
+  for (const uint32_t n_pages : requests) {
+    for (uint32_t next = 0; next < n_pages && input.left() > 0;) {
+      const std::vector<kvp_slot_header> headers = take_fronts(input, n_pages, next);
+      for (const kvp_slot_header &header : headers) {
+        const uint32_t slot = header.key[0] - 1u;
+        KVP_PROMISE(slot < kNPages && header.state == KVP_SLOT_COMMITTED && header.length == length_of(slot));
+        for (uint32_t idx = 0; idx < header.length; ++idx) {
+          KVP_PROMISE(input.take<uint8_t>() == filling_of(slot));
+        }
+      }
+      for (const kvp_slot_header &header : headers) {
+        KVP_PROMISE(same_header(header, input.take<kvp_slot_header>()));
+      }
     }
-    const auto header = input.take<kvp_slot_header>();
-    input.take<kvp_part>();
-    const uint32_t slot = header.key[0] - 1u;
-    KVP_PROMISE(slot < kNPages && header.state == KVP_SLOT_COMMITTED && header.length == length_of(slot));
-    for (uint32_t idx = 0; idx < header.length; ++idx) {
-      KVP_PROMISE(input.take<uint8_t>() == filling_of(slot));
-    }
-    KVP_PROMISE(same_header(header, input.take<kvp_slot_header>()));
   }
+  KVP_PROMISE(input.left() == 0);
+}
+
+// How many pages each whole request of a stream asks for, as far as the server follows it.
+std::vector<uint32_t> requests_of(const std::vector<uint8_t> &sent) {
+  std::vector<uint32_t> requests;
+  Input input(sent.data(), sent.size());
+  input.take<tcp::Hello>();
+  while (input.left() >= sizeof(tcp::RequestHeader)) {
+    const auto request = input.take<tcp::RequestHeader>();
+    const bool is_followed = request.magic == tcp::kRequestMagic && request.n_pages > 0 && request.n_pages <= kLimits.pages_max;
+    if (!is_followed || input.left() < request.n_pages * sizeof(tcp::RequestPage)) {
+      break;
+    }
+    requests.push_back(request.n_pages);
+    for (uint32_t idx = 0; idx < request.n_pages; ++idx) {
+      input.take<tcp::RequestPage>();
+    }
+  }
+  return requests;
 }
 
 }  // namespace
@@ -112,6 +148,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes) {
     KVP_PROMISE(!is_admitted || (capability == fuzz::kCapability && reader_id == fuzz::kReaderId));
     return is_admitted;
   });
-  fuzz::check_answers(stream.answered());
+  fuzz::check_answers(fuzz::requests_of(sent), stream.answered());
   return 0;
 }

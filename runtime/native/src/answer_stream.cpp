@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kvpeer/kvpeer.h"
 #include "socket_io.hpp"
+#include "tcp_protocol.hpp"
 
 namespace kvpeer {
 
@@ -35,16 +37,30 @@ size_t AnswerStream::take_read_ahead(void *into, size_t n_bytes) {
   return n;
 }
 
-// Receives up to n_bytes; when the piece ends the payload, what follows it is read ahead. The read-ahead is empty before.
-int AnswerStream::receive_piece(std::byte *into, size_t n_bytes, bool is_last, uint64_t deadline_ns, size_t &n_received) {
-  iovec vectors[2] = {{into, n_bytes}, {read_ahead_.data(), read_ahead_.size()}};
+int AnswerStream::take_payload(const iovec *vectors, size_t n_vectors, size_t n_bytes_max, uint64_t deadline_ns,
+                               size_t &n_taken) {
+  if (!is_drained()) {
+    n_taken = take_read_ahead(vectors->iov_base, std::min(vectors->iov_len, n_bytes_max));
+    return KVP_OK;
+  }
+  std::array<iovec, tcp::kRunPagesMax + 1> into;
+  size_t n_into = 0;
+  size_t n_wanted = 0;
+  for (; n_into < n_vectors && n_wanted < n_bytes_max; ++n_into) {
+    into[n_into] = {vectors[n_into].iov_base, std::min(vectors[n_into].iov_len, n_bytes_max - n_wanted)};
+    n_wanted += into[n_into].iov_len;
+  }
+  const bool ends_payloads = n_into == n_vectors && into[n_into - 1].iov_len == vectors[n_into - 1].iov_len;
+  if (ends_payloads) {
+    into[n_into++] = {read_ahead_.data(), read_ahead_.size()};
+  }
   size_t n = 0;
-  if (int rc = receive_some(fd_, vectors, is_last ? 2 : 1, deadline_ns, n); rc != KVP_OK) {
+  if (int rc = receive_some(fd_, into.data(), n_into, deadline_ns, n); rc != KVP_OK) {
     return rc;
   }
-  n_received = std::min(n, n_bytes);
+  n_taken = std::min(n, n_wanted);
   first_ = 0;
-  end_ = n - n_received;
+  end_ = n - n_taken;
   return KVP_OK;
 }
 

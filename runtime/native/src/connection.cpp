@@ -1,6 +1,7 @@
 // The reader's side of the data connection: kvp_conn_*.
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -9,8 +10,8 @@
 #include <vector>
 
 #include "answer_stream.hpp"
-#include "checksum.hpp"
 #include "kvpeer/kvpeer.h"
+#include "run_page.hpp"
 #include "slot_header.hpp"
 #include "socket_io.hpp"
 #include "tcp_protocol.hpp"
@@ -24,9 +25,6 @@ constexpr bool kChecksHeaders = false;
 #else
 constexpr bool kChecksHeaders = true;
 #endif
-
-// The checksum follows the receive at this distance: the bytes are still in the second-level cache.
-constexpr size_t kChecksumPieceBytes = 256 << 10;
 
 // What precedes a payload. Header and table lie as they do in a pool, so that the same code checks both.
 struct PageFront {
@@ -47,43 +45,6 @@ bool parts_tile(const kvp_part *parts, uint16_t n_parts, uint32_t length) {
   return end == length;
 }
 
-// Follows a payload as it arrives and compares each part with its checksum in the table.
-class PartChecksums {
- public:
-  PartChecksums(const std::byte *payload, const kvp_part *parts, uint16_t n_parts)
-      : payload_(payload), parts_(parts), n_parts_(n_parts) {}
-
-  // The first n_there bytes are there. Waits for more unless they end the payload or make a piece.
-  void follow(size_t n_there, size_t n_bytes) {
-    if (n_there < n_bytes && n_there - n_done_ < kChecksumPieceBytes) {
-      return;
-    }
-    while (n_done_ < n_there) {
-      const kvp_part &part = parts_[part_idx_];
-      const size_t part_end = size_t{part.offset} + part.length;
-      const size_t end = std::min(part_end, n_there);
-      crc_ = crc64(crc_, payload_ + n_done_, end - n_done_);
-      n_done_ = end;
-      if (end == part_end) {
-        all_equal_ = all_equal_ && crc_ == part.checksum;
-        crc_ = 0;
-        ++part_idx_;
-      }
-    }
-  }
-  // True when every part was there and had its checksum.
-  bool all_equal() const { return all_equal_ && part_idx_ == n_parts_; }
-
- private:
-  const std::byte *payload_;
-  const kvp_part *parts_;
-  const uint16_t n_parts_;
-  uint16_t part_idx_ = 0;
-  size_t n_done_ = 0;
-  uint64_t crc_ = 0;
-  bool all_equal_ = true;
-};
-
 // The arguments of one fetch, [n] each: where the pages should be, where they go, and what became of them.
 struct PageArrays {
   uint32_t n;
@@ -97,6 +58,7 @@ struct PageArrays {
   uint8_t *outcomes;
 
   const uint8_t *key(uint32_t i) const { return keys + size_t{i} * KVP_KEY_BYTES; }
+  std::byte *destination(uint32_t i) const { return static_cast<std::byte *>(destinations[i]); }
 };
 
 }  // namespace
@@ -118,8 +80,12 @@ struct kvp_conn {
 
  private:
   int send_request(const PageArrays &pages, uint64_t deadline_ns);
-  int take_page(const PageArrays &pages, uint32_t i, int verify, uint64_t deadline_ns);
-  int take_sent_page(const PageArrays &pages, uint32_t i, uint16_t n_parts, int verify, uint64_t deadline_ns);
+  int take_run(const PageArrays &pages, uint32_t &next, int verify, uint64_t deadline_ns);
+  int take_fronts(const PageArrays &pages, uint32_t &next, uint64_t deadline_ns);
+  int take_front(const PageArrays &pages, uint32_t i, uint64_t deadline_ns);
+  int take_sent_front(const PageArrays &pages, uint32_t i, uint16_t n_parts, uint64_t deadline_ns);
+  int take_payloads(const PageArrays &pages, int verify, uint64_t deadline_ns);
+  int take_trailer(const PageArrays &pages, const RunPage &page, int verify, uint64_t deadline_ns);
   void close();
 
   std::mutex mutex_;  // keeps shutdown() from a descriptor that close() gave back
@@ -129,6 +95,8 @@ struct kvp_conn {
   uint32_t pages_max_ = 0;
   uint32_t request_id_ = 0;
   std::vector<tcp::RequestPage> request_;
+  std::array<RunPage, tcp::kRunPagesMax> run_;
+  uint32_t n_run_ = 0;
 };
 
 int kvp_conn::greet(const uint8_t *capability, const uint8_t *reader_id, uint64_t deadline_ns) {
@@ -168,8 +136,9 @@ int kvp_conn::fetch(const PageArrays &pages, int verify, uint64_t deadline_ns) {
   int rc = send_request(pages, deadline_ns);
   uint32_t n_answered = 0;
   while (rc == KVP_OK && n_answered < pages.n) {
-    rc = take_page(pages, n_answered, verify, deadline_ns);
-    n_answered += rc == KVP_OK ? 1 : 0;
+    uint32_t next = n_answered;
+    rc = take_run(pages, next, verify, deadline_ns);
+    n_answered = rc == KVP_OK ? next : n_answered;
   }
   if (rc == KVP_OK && !stream_.is_drained()) {
     rc = KVP_EPROTO;  // bytes that nobody asked for
@@ -192,7 +161,31 @@ int kvp_conn::send_request(const PageArrays &pages, uint64_t deadline_ns) {
   return send_all(socket_.fd(), vectors, 2, deadline_ns);
 }
 
-int kvp_conn::take_page(const PageArrays &pages, uint32_t i, int verify, uint64_t deadline_ns) {
+// Takes the pages from `next` to the end of their run, and moves `next` behind it. No page of a run that breaks off is answered.
+int kvp_conn::take_run(const PageArrays &pages, uint32_t &next, int verify, uint64_t deadline_ns) {
+  int rc = take_fronts(pages, next, deadline_ns);
+  if (rc == KVP_OK) {
+    rc = take_payloads(pages, verify, deadline_ns);
+  }
+  for (uint32_t i = 0; rc == KVP_OK && i < n_run_; ++i) {
+    rc = take_trailer(pages, run_[i], verify, deadline_ns);
+  }
+  return rc;
+}
+
+int kvp_conn::take_fronts(const PageArrays &pages, uint32_t &next, uint64_t deadline_ns) {
+  uint64_t n_bytes = 0;
+  for (n_run_ = 0; next < pages.n && !tcp::is_run_full(n_run_, n_bytes); ++next) {
+    const uint32_t n_before = n_run_;
+    if (int rc = take_front(pages, next, deadline_ns); rc != KVP_OK) {
+      return rc;
+    }
+    n_bytes += n_run_ > n_before ? pages.lengths[next] : 0;
+  }
+  return KVP_OK;
+}
+
+int kvp_conn::take_front(const PageArrays &pages, uint32_t i, uint64_t deadline_ns) {
   tcp::PagePrefix prefix{};
   if (int rc = stream_.take(&prefix, sizeof(prefix), deadline_ns); rc != KVP_OK) {
     return rc;
@@ -202,7 +195,7 @@ int kvp_conn::take_page(const PageArrays &pages, uint32_t i, int verify, uint64_
   }
   switch (prefix.status) {
     case tcp::PageStatus::kSent:
-      return take_sent_page(pages, i, prefix.n_parts, verify, deadline_ns);
+      return take_sent_front(pages, i, prefix.n_parts, deadline_ns);
     case tcp::PageStatus::kStale:
       pages.outcomes[i] = KVP_STALE;
       return KVP_OK;
@@ -213,9 +206,8 @@ int kvp_conn::take_page(const PageArrays &pages, uint32_t i, int verify, uint64_
   return KVP_EPROTO;
 }
 
-int kvp_conn::take_sent_page(const PageArrays &pages, uint32_t i, uint16_t n_parts, int verify, uint64_t deadline_ns) {
+int kvp_conn::take_sent_front(const PageArrays &pages, uint32_t i, uint16_t n_parts, uint64_t deadline_ns) {
   const uint32_t length = pages.lengths[i];
-  auto *destination = static_cast<std::byte *>(pages.destinations[i]);
   if (n_parts == 0 || n_parts > KVP_PARTS_MAX) {
     return KVP_EPROTO;
   }
@@ -228,33 +220,55 @@ int kvp_conn::take_sent_page(const PageArrays &pages, uint32_t i, uint16_t n_par
   if (front.header.n_parts != n_parts || front.header.length != length) {
     return KVP_EPROTO;
   }
-  kvp_slot_header header;
-  kvp_part parts[KVP_PARTS_MAX];
-  const bool is_page = copy_header(&front.header, header, parts) && parts_tile(parts, n_parts, length) &&
-                       header_matches(header, pages.key(i), producer_id_, pages.generations[i], length);
-  const bool checks_payload = is_page && verify == KVP_VERIFY_FULL;
-  PartChecksums checksums(destination, parts, n_parts);
-  const size_t piece_bytes = checks_payload ? kChecksumPieceBytes : length;
-  const auto on_progress = [&](size_t n_there) {
-    if (checks_payload) {
-      checksums.follow(n_there, length);
-    }
-  };
-  if (int rc = stream_.take_payload(destination, length, piece_bytes, deadline_ns, on_progress); rc != KVP_OK) {
-    return rc;
+  RunPage &page = run_[n_run_++];
+  page.idx = i;
+  page.n_parts = n_parts;
+  page.is_page = copy_header(&front.header, page.header, page.parts) && parts_tile(page.parts, n_parts, length) &&
+                 header_matches(page.header, pages.key(i), producer_id_, pages.generations[i], length);
+  page.checksums = PartChecksums(pages.destination(i), page.parts, n_parts);
+  return KVP_OK;
+}
+
+// Receives the payloads of the run, and follows them with their checksums where that is asked for.
+int kvp_conn::take_payloads(const PageArrays &pages, int verify, uint64_t deadline_ns) {
+  std::array<iovec, tcp::kRunPagesMax> left;
+  for (uint32_t i = 0; i < n_run_; ++i) {
+    left[i] = {pages.destination(run_[i].idx), pages.lengths[run_[i].idx]};
   }
+  const size_t piece_bytes = verify == KVP_VERIFY_FULL ? kChecksumPieceBytes : SIZE_MAX;
+  for (uint32_t i = 0; i < n_run_;) {
+    size_t n = 0;
+    if (int rc = stream_.take_payload(&left[i], n_run_ - i, piece_bytes, deadline_ns, n); rc != KVP_OK) {
+      return rc;
+    }
+    while (n > 0) {
+      RunPage &page = run_[i];
+      const size_t n_of_page = std::min(n, left[i].iov_len);
+      n -= n_of_page;
+      left[i] = {static_cast<std::byte *>(left[i].iov_base) + n_of_page, left[i].iov_len - n_of_page};
+      if (page.is_page && verify == KVP_VERIFY_FULL) {
+        page.checksums.follow(pages.lengths[page.idx] - left[i].iov_len, pages.lengths[page.idx]);
+      }
+      i += left[i].iov_len == 0 ? 1 : 0;
+    }
+  }
+  return KVP_OK;
+}
+
+// Takes the header that was read after the payload, and says what became of the page.
+int kvp_conn::take_trailer(const PageArrays &pages, const RunPage &page, int verify, uint64_t deadline_ns) {
   kvp_slot_header trailer;
   if (int rc = stream_.take(&trailer, sizeof(trailer), deadline_ns); rc != KVP_OK) {
     return rc;
   }
-  if (kChecksHeaders && !(is_page && same_header(header, trailer))) {
-    pages.outcomes[i] = KVP_STALE;
-  } else if (checks_payload && !checksums.all_equal()) {
-    pages.outcomes[i] = KVP_CORRUPT;
+  if (kChecksHeaders && !(page.is_page && same_header(page.header, trailer))) {
+    pages.outcomes[page.idx] = KVP_STALE;
+  } else if (page.is_page && verify == KVP_VERIFY_FULL && !page.checksums.all_equal()) {
+    pages.outcomes[page.idx] = KVP_CORRUPT;
   } else {
-    std::copy_n(parts, n_parts, pages.parts_out + size_t{i} * KVP_PARTS_MAX);
-    pages.n_parts_out[i] = n_parts;
-    pages.outcomes[i] = KVP_HIT;
+    std::copy_n(page.parts, page.n_parts, pages.parts_out + size_t{page.idx} * KVP_PARTS_MAX);
+    pages.n_parts_out[page.idx] = page.n_parts;
+    pages.outcomes[page.idx] = KVP_HIT;
   }
   return KVP_OK;
 }

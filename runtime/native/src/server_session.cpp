@@ -11,7 +11,7 @@ namespace kvpeer {
 
 namespace {
 
-// Not before so many bytes are waiting are answers without a payload sent on their own.
+// Not before so many bytes are waiting are answers without a payload sent on their own, in the middle of a run.
 constexpr size_t kPendingBytesMax = 64 << 10;
 
 }  // namespace
@@ -73,54 +73,83 @@ int ServerSession::read_request(tcp::RequestHeader &request) {
 int ServerSession::answer_request(const tcp::RequestHeader &request) {
   ++counters_.requests;
   pending_.clear();
-  for (uint32_t i = 0; i < request.n_pages; ++i) {
-    const tcp::PagePrefix prefix{tcp::kPageMagic, tcp::PageStatus::kSent, 0, request.request_id, i};
-    if (int rc = answer_page(pages_[i], prefix); rc != KVP_OK) {
+  for (uint32_t next = 0; next < request.n_pages;) {
+    if (int rc = answer_run(request, next); rc != KVP_OK) {
       return rc;
     }
   }
-  return send_pending(nullptr, 0);
+  return send_pending(0);
 }
 
-int ServerSession::answer_page(const tcp::RequestPage &page, tcp::PagePrefix prefix) {
-  kvp_slot_header header;
+// Answers the pages from `next` to the end of their run, and moves `next` behind it. The trailers are pending afterwards.
+int ServerSession::answer_run(const tcp::RequestHeader &request, uint32_t &next) {
+  uint64_t n_bytes = 0;
+  n_run_ = 0;
+  while (next < request.n_pages && !tcp::is_run_full(n_run_, n_bytes)) {
+    const tcp::RequestPage &page = pages_[next];
+    if (append_front(page, {tcp::kPageMagic, tcp::PageStatus::kSent, 0, request.request_id, next})) {
+      n_bytes += page.length;
+    } else if (pending_.size() >= kPendingBytesMax) {
+      if (int rc = send_pending(0); rc != KVP_OK) {
+        return rc;
+      }
+    }
+    ++next;
+  }
+  if (int rc = send_pending(n_run_); rc != KVP_OK) {
+    return rc;
+  }
+  append_trailers();
+  return KVP_OK;
+}
+
+// True when the page is sent: it belongs to the run.
+bool ServerSession::append_front(const tcp::RequestPage &page, tcp::PagePrefix prefix) {
+  SentPage &sent = run_[n_run_];
   kvp_part parts[KVP_PARTS_MAX];
   const void *payload = pool_.slot_payload(page.slot, page.length);
-  const kvp_slot_header *live = pool_.header(page.slot);
-  const bool is_there = payload != nullptr && live != nullptr && copy_header(live, header, parts) &&
-                        header_matches(header, page.key, pool_.run_id.data(), page.generation, page.length);
+  sent.live = pool_.header(page.slot);
+  const bool is_there = payload != nullptr && sent.live != nullptr && copy_header(sent.live, sent.header, parts) &&
+                        header_matches(sent.header, page.key, pool_.run_id.data(), page.generation, page.length);
   if (!is_there) {
     ++counters_.pages_stale;
     prefix.status = tcp::PageStatus::kStale;
     append(&prefix, sizeof(prefix));
-    return pending_.size() < kPendingBytesMax ? KVP_OK : send_pending(nullptr, 0);
+    return false;
   }
-  prefix.n_parts = header.n_parts;
+  prefix.n_parts = sent.header.n_parts;
   append(&prefix, sizeof(prefix));
-  append(&header, sizeof(header));
-  append(parts, header.n_parts * sizeof(kvp_part));
-  if (int rc = send_pending(payload, page.length); rc != KVP_OK) {
-    return rc;
-  }
-  // The payload has left the pool. If the slot still says the same now, it said so all the time: generations never come back.
-  // (copy_header orders its loads after the kernel's copy of the payload.)
-  kvp_slot_header trailer{};
-  const bool is_unchanged = copy_header(live, trailer, nullptr) && same_header(header, trailer);
-  if (!is_unchanged) {
-    trailer = {};
-  }
-  ++(is_unchanged ? counters_.pages_sent : counters_.pages_stale);
-  append(&trailer, sizeof(trailer));
-  return KVP_OK;
+  append(&sent.header, sizeof(sent.header));
+  append(parts, sent.header.n_parts * sizeof(kvp_part));
+  vectors_[++n_run_] = {const_cast<void *>(payload), page.length};
+  return true;
 }
 
-int ServerSession::send_pending(const void *payload, size_t n_bytes) {
-  iovec vectors[2] = {{pending_.data(), pending_.size()}, {const_cast<void *>(payload), n_bytes}};
-  const uint64_t n_sent = pending_.size() + n_bytes;
-  const int rc = count(send_all(fd_, vectors, 2, deadline_in_ms(limits_.io_timeout_ms)));
+// The payloads have left the pool. If a slot still says the same now, it said so all the time: generations never come back.
+// (copy_header orders its loads after the kernel's copy of the payload.)
+void ServerSession::append_trailers() {
+  for (uint32_t i = 0; i < n_run_; ++i) {
+    kvp_slot_header trailer{};
+    const bool is_unchanged = copy_header(run_[i].live, trailer, nullptr) && same_header(run_[i].header, trailer);
+    if (!is_unchanged) {
+      trailer = {};
+    }
+    ++(is_unchanged ? counters_.pages_sent : counters_.pages_stale);
+    append(&trailer, sizeof(trailer));
+  }
+}
+
+// Sends what is pending and then the first payloads of the run. When it returns KVP_OK, the kernel has copied all of it.
+int ServerSession::send_pending(uint32_t n_payloads) {
+  vectors_[0] = {pending_.data(), pending_.size()};
+  uint64_t n_bytes = 0;
+  for (uint32_t i = 0; i <= n_payloads; ++i) {
+    n_bytes += vectors_[i].iov_len;
+  }
+  const int rc = count(send_all(fd_, vectors_.data(), 1 + n_payloads, deadline_in_ms(limits_.io_timeout_ms)));
   pending_.clear();
   if (rc == KVP_OK) {
-    counters_.bytes_sent += n_sent;
+    counters_.bytes_sent += n_bytes;
   }
   return rc;
 }

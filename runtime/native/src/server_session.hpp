@@ -1,6 +1,9 @@
 // What one connection of the data server does, from hello to its end, on the connection's own thread.
 #pragma once
 
+#include <sys/uio.h>
+
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -34,19 +37,29 @@ class ServerSession {
   int greet(const Admit &admit);
   int read_request(tcp::RequestHeader &request);
   int answer_request(const tcp::RequestHeader &request);
-  int answer_page(const tcp::RequestPage &page, tcp::PagePrefix prefix);
-  int send_pending(const void *payload, size_t n_bytes);
+  int answer_run(const tcp::RequestHeader &request, uint32_t &next);
+  bool append_front(const tcp::RequestPage &page, tcp::PagePrefix prefix);
+  void append_trailers();
+  int send_pending(uint32_t n_payloads);
   void append(const void *bytes, size_t n_bytes);
   int count(int code);
+
+  // A page of the run whose payload is being sent.
+  struct SentPage {
+    const kvp_slot_header *live;
+    kvp_slot_header header;
+  };
 
   const int fd_;
   const kvp_pool &pool_;
   const kvp_server_limits &limits_;
   ServerCounters &counters_;
   std::vector<tcp::RequestPage> pages_;
-  // Everything that goes out before the next payload: trailers and prefixes travel together, in one system call with the payload.
-  // At most pages_max prefixes, one header, one part table and one trailer.
+  // Everything that goes out before the next payloads: trailers and fronts travel together, in one system call with the payloads.
   std::vector<std::byte> pending_;
+  std::array<SentPage, tcp::kRunPagesMax> run_;
+  std::array<iovec, 1 + tcp::kRunPagesMax> vectors_;  // pending_, then the payloads of the run
+  uint32_t n_run_ = 0;
 };
 
 }  // namespace kvpeer

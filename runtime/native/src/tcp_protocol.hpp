@@ -5,10 +5,11 @@
 //   Hello                                         ->
 //                                                 <-   HelloAnswer            (refused: the producer closes)
 //   RequestHeader, n_pages x RequestPage          ->
-//                                                 <-   per page, in the order asked:
-//                                                        PagePrefix; when it says SENT also
-//                                                        slot header (64), part table (n_parts x 16),
-//                                                        payload (the length asked for), slot header again (64)
+//                                                 <-   the pages in the order asked, cut into runs; per run:
+//                                                        fronts: PagePrefix; when it says SENT also slot header (64)
+//                                                        and part table (n_parts x 16)
+//                                                        payloads of the SENT pages (the lengths asked for)
+//                                                        trailers: their slot headers again (64 each)
 //
 // One request is in flight on a connection. Anything unexpected ends the connection: there is no resynchronisation.
 #pragma once
@@ -32,10 +33,18 @@ inline constexpr uint16_t kVersion = 1;
 // Pages of one request, whatever the limits of a server say: 32 bytes each, so 2 MiB of request at most.
 inline constexpr uint32_t kRequestPagesMax = 65536;
 
+// The payloads of a run go out in one system call and are received by few. A run ends with the page that makes it full, or with the
+// request: both sides see from lengths and statuses where. Large pages make a run each, so that none waits long for its trailer.
+inline constexpr uint32_t kRunPagesMax = 16;
+inline constexpr uint64_t kRunBytes = 1 << 20;
+
+// True when no further page belongs to a run of n_sent pages with n_bytes of payload.
+constexpr bool is_run_full(uint32_t n_sent, uint64_t n_bytes) { return n_sent >= kRunPagesMax || n_bytes >= kRunBytes; }
+
 enum class HelloStatus : uint16_t { kOk = 0, kRefused = 1 };
 
 enum class PageStatus : uint16_t {
-  kSent = 0,     // header, part table, payload and trailer follow
+  kSent = 0,     // header and part table follow, and later in the run payload and trailer
   kStale = 1,    // the slot does not hold this page (any more); nothing follows
   kRefused = 2,  // the producer declines; nothing follows
 };

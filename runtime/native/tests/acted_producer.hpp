@@ -49,6 +49,15 @@ struct Answer {
 
 inline const Location kPage{3, 7, key_of(3, 7), kLength};
 
+// What an honest producer sends for n requests of kPage, from the first_idx-th on.
+inline std::vector<Answer> answers_to(uint32_t n, uint32_t first_idx = 0) {
+  std::vector<Answer> answers(n, Answer(kPage));
+  for (uint32_t i = 0; i < n; ++i) {
+    answers[i].prefix.page_idx = first_idx + i;
+  }
+  return answers;
+}
+
 // The producer's end of one connection, played by the test.
 class Stage {
  public:
@@ -61,10 +70,26 @@ class Stage {
     iovec vector{const_cast<void *>(bytes), n_bytes};
     send_all(socket_.fd(), &vector, 1, deadline_in_ms(kAmpleMs));  // the reader may have left: that is its right
   }
-  void send(const Answer &answer, size_t payload_bytes = kLength) {
+  void send_front(const Answer &answer) {
     send(&answer.prefix, sizeof(answer.prefix));
     send(&answer.header, sizeof(answer.header));
     send(answer.parts.data(), kNParts * sizeof(kvp_part));
+  }
+  // A run: all fronts, all payloads, all trailers.
+  void send_run(const std::vector<Answer> &answers) {
+    for (const Answer &answer : answers) {
+      send_front(answer);
+    }
+    for (const Answer &answer : answers) {
+      send(answer.payload.data(), kLength);
+    }
+    for (const Answer &answer : answers) {
+      send(&answer.trailer, sizeof(answer.trailer));
+    }
+  }
+  // A run of one page; without its trailer where the payload is cut off.
+  void send(const Answer &answer, size_t payload_bytes = kLength) {
+    send_front(answer);
     send(answer.payload.data(), payload_bytes);
     if (payload_bytes == kLength) {
       send(&answer.trailer, sizeof(answer.trailer));

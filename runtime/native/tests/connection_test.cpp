@@ -96,12 +96,18 @@ TEST(Connection, KeepsItsAnswersApartWhenPagesHitGoStaleAndAreRefused) {
     stage.take_request(4);
     Answer first(kPage), last(kPage);
     last.prefix.page_idx = 3;
-    stage.send(first);
+    stage.send_front(first);
     const tcp::PagePrefix stale{tcp::kPageMagic, tcp::PageStatus::kStale, 0, 1, 1};
     const tcp::PagePrefix refused{tcp::kPageMagic, tcp::PageStatus::kRefused, 0, 1, 2};
     stage.send(&stale, sizeof(stale));
     stage.send(&refused, sizeof(refused));
-    stage.send(last);
+    stage.send_front(last);
+    for (const Answer *answer : {&first, &last}) {
+      stage.send(answer->payload.data(), kLength);
+    }
+    for (const Answer *answer : {&first, &last}) {
+      stage.send(&answer->trailer, sizeof(answer->trailer));
+    }
     stage.await_end();
   });
   Reader reader;
@@ -113,21 +119,63 @@ TEST(Connection, KeepsItsAnswersApartWhenPagesHitGoStaleAndAreRefused) {
   kvp_conn_shutdown(reader.get());
 }
 
-TEST(Connection, ReportsPagesBeforeATruncationAndNoneAfterIt) {
+TEST(Connection, JudgesEachPageOfARunByItsOwnHeadersAndBytes) {
   Actor actor([](Stage &stage) {
     stage.greet();
-    stage.take_request(3);
-    Answer answer(kPage);
-    stage.send(answer);
-    answer.prefix.page_idx = 1;
-    stage.send(answer, kLength / 2);
+    stage.take_request(5);
+    std::vector<Answer> answers = answers_to(5);
+    answers[1].trailer.generation += 1;
+    answers[2].bytes()[kLength - 1] ^= 1;
+    answers[3].header.key[0] ^= 1;
+    answers[3].seal();
+    stage.send_run(answers);
+    stage.await_end();
+  });
+  Reader reader;
+  ASSERT_EQ(open(reader, actor), KVP_OK);
+  const Fetched fetched = reader.fetch(std::vector<Location>(5, kPage));
+  EXPECT_EQ(fetched.rc, KVP_OK);
+  EXPECT_EQ(fetched.outcomes, (std::vector<uint8_t>{KVP_HIT, KVP_STALE, KVP_CORRUPT, KVP_STALE, KVP_HIT}));
+  EXPECT_TRUE(holds_page(kPage.key, fetched.pages[4]));
+  kvp_conn_shutdown(reader.get());
+}
+
+TEST(Connection, ReportsPagesOfRunsBeforeATruncationAndNoneOfTheRunThatBreaksOff) {
+  Actor actor([](Stage &stage) {
+    stage.greet();
+    stage.take_request(tcp::kRunPagesMax + 3);
+    stage.send_run(answers_to(tcp::kRunPagesMax));
+    const std::vector<Answer> cut_off = answers_to(3, tcp::kRunPagesMax);
+    for (const Answer &answer : cut_off) {
+      stage.send_front(answer);
+    }
+    for (const Answer &answer : cut_off) {
+      stage.send(answer.payload.data(), kLength);
+    }
+    stage.send(&cut_off[0].trailer, sizeof(cut_off[0].trailer) - 1);
     stage.close();
   });
   Reader reader;
   ASSERT_EQ(open(reader, actor), KVP_OK);
-  const Fetched fetched = reader.fetch({kPage, kPage, kPage});
+  const Fetched fetched = reader.fetch(std::vector<Location>(tcp::kRunPagesMax + 3, kPage));
   EXPECT_EQ(fetched.rc, KVP_ECLOSED);
-  EXPECT_EQ(fetched.outcomes, (std::vector<uint8_t>{KVP_HIT, KVP_MISS, KVP_MISS}));
+  std::vector<uint8_t> expected(tcp::kRunPagesMax + 3, KVP_MISS);
+  std::fill_n(expected.begin(), tcp::kRunPagesMax, KVP_HIT);
+  EXPECT_EQ(fetched.outcomes, expected);
+}
+
+TEST(Connection, EndsWhenAFrontComesWhereTheRunIsFull) {
+  Actor actor([](Stage &stage) {
+    stage.greet();
+    stage.take_request(tcp::kRunPagesMax + 1);
+    stage.send_run(answers_to(tcp::kRunPagesMax + 1));
+    stage.await_end();
+  });
+  Reader reader;
+  ASSERT_EQ(open(reader, actor), KVP_OK);
+  const Fetched fetched = reader.fetch(std::vector<Location>(tcp::kRunPagesMax + 1, kPage));
+  EXPECT_EQ(fetched.rc, KVP_EPROTO);
+  EXPECT_NE(fetched.outcomes[tcp::kRunPagesMax], KVP_HIT);
 }
 
 TEST(Connection, RefusesBytesThatNobodyAskedFor) {
@@ -138,9 +186,7 @@ TEST(Connection, RefusesBytesThatNobodyAskedFor) {
     std::vector<uint8_t> all(sizeof(answer.trailer) + 1);
     std::memcpy(all.data(), &answer.trailer, sizeof(answer.trailer));
     // Trailer and the byte too many in one piece, so that they arrive together.
-    stage.send(&answer.prefix, sizeof(answer.prefix));
-    stage.send(&answer.header, sizeof(answer.header));
-    stage.send(answer.parts.data(), kNParts * sizeof(kvp_part));
+    stage.send_front(answer);
     stage.send(answer.payload.data(), kLength);
     stage.send(all.data(), all.size());
     stage.await_end();

@@ -21,6 +21,28 @@ TEST_P(Reuse, InTheMiddleOfASendMakesThePageStale) {
   EXPECT_FALSE(holds_page(page.key, fetched.pages[0])) << "the reuse came too late to prove anything";
 }
 
+// The trailers of a run come after all its payloads: what was reused while a later page left the pool is noticed too.
+TEST_P(Reuse, InTheMiddleOfARunMakesStaleWhatWasReusedAndNothingElse) {
+  constexpr uint32_t kSmallBytes = 256 << 10;
+  PagePool pool(3, Relay::kHeldPageBytes);
+  Producer producer(pool);
+  const Location sent = pool.publish(0, 1, 1, kSmallBytes), kept = pool.publish(1, 1, 1, kSmallBytes), held = pool.publish(2, 1);
+  Relay relay(
+      producer.port(),
+      [&pool] {
+        pool.publish(0, 2, 1, kSmallBytes);
+        pool.publish(2, 2);
+      },
+      {sent.length, kept.length, held.length});
+  Reader reader;
+  ASSERT_EQ(reader.open(relay.port(), producer.admit()), KVP_OK);
+  const Fetched fetched = reader.fetch({sent, kept, held}, GetParam());
+  EXPECT_EQ(fetched.rc, KVP_OK);
+  EXPECT_EQ(fetched.outcomes, (std::vector<uint8_t>{KVP_STALE, KVP_HIT, KVP_STALE}));
+  EXPECT_TRUE(holds_page(kept.key, fetched.pages[1]));
+  EXPECT_FALSE(holds_page(held.key, fetched.pages[2])) << "the reuse came too late to prove anything";
+}
+
 class Churning : public ::testing::TestWithParam<int> {};
 
 INSTANTIATE_TEST_SUITE_P(, Churning, ::testing::Values(KVP_VERIFY_GENERATION, KVP_VERIFY_FULL));

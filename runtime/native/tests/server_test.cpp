@@ -64,6 +64,31 @@ TEST_P(ServingInEachVerifyMode, AnswersStaleForWhatASlotDoesNotHoldAndGoesOn) {
   EXPECT_EQ(reader.fetch({good}, GetParam()).outcomes[0], KVP_HIT);
 }
 
+TEST_P(ServingInEachVerifyMode, DeliversAnswersOfManyRunsWithStalePagesAnywhere) {
+  Producer producer(pool_);
+  Reader reader;
+  ASSERT_EQ(reader.open(producer), KVP_OK);
+  std::vector<Location> here;
+  for (uint32_t slot = 0; slot < 8; ++slot) {
+    here.push_back(pool_.publish(slot, 1, 1u << (slot % 4), kSlotBytes - 1024 * slot));
+  }
+  // Around the places where runs end, and whole stretches.
+  for (const uint64_t stale_mask : {0x0ull, 0x1ull, 0x8000ull, 0x18000ull, 0xffffull, 0x5555555555555555ull, ~0ull}) {
+    std::vector<Location> locations;
+    for (uint32_t i = 0; i < kAmpleLimits.pages_max; ++i) {
+      locations.push_back(here[i % here.size()]);
+      locations.back().generation += (stale_mask >> i) & 1;
+    }
+    const Fetched fetched = reader.fetch(locations, GetParam());
+    ASSERT_EQ(fetched.rc, KVP_OK) << stale_mask;
+    for (uint32_t i = 0; i < locations.size(); ++i) {
+      const bool is_stale = ((stale_mask >> i) & 1) != 0;
+      ASSERT_EQ(fetched.outcomes[i], is_stale ? KVP_STALE : KVP_HIT) << stale_mask << " " << i;
+      ASSERT_TRUE(is_stale || holds_page(locations[i].key, fetched.pages[i])) << stale_mask << " " << i;
+    }
+  }
+}
+
 TEST_F(Serving, SendsAnEmptyFetchNowhere) {
   Producer producer(pool_);
   Reader reader;

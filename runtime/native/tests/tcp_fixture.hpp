@@ -248,15 +248,16 @@ inline constexpr uint32_t kChurnSlots = 16;
 inline constexpr uint32_t kChurnBytes = 64 << 10;
 inline constexpr size_t kChurnRepeats = 8;
 
-// Stands between a reader and a producer, and holds the answer to the reader's first request (of one page) for a moment: after
-// kHeldAfterBytes of it, `meanwhile` runs. A page of kHeldPageBytes does not fit into all the buffers of the way, so the producer
-// is in the middle of its send for certain.
+// Stands between a reader and a producer, and holds the answer to the reader's first request for a moment: after kHeldAfterBytes of
+// it, `meanwhile` runs. The request is for pages of one part and these lengths, in one run. A page of kHeldPageBytes does not fit
+// into all the buffers of the way, so the producer is in the middle of its send for certain.
 class Relay {
  public:
   static constexpr size_t kHeldAfterBytes = 1 << 20;
   static constexpr uint32_t kHeldPageBytes = 48 << 20;
 
-  Relay(uint16_t producer_port, std::function<void()> meanwhile) {
+  Relay(uint16_t producer_port, std::function<void()> meanwhile, std::vector<uint32_t> lengths = {kHeldPageBytes})
+      : lengths_(std::move(lengths)) {
     SocketAddress address;
     EXPECT_TRUE(parse_address(kHost, 0, address));
     EXPECT_EQ(listen_on(address, 1, listener_, port_), KVP_OK);
@@ -278,11 +279,14 @@ class Relay {
     EXPECT_EQ(connect_to(address, deadline_ns, producer), KVP_OK);
     pass(reader, producer, sizeof(tcp::Hello));
     pass(producer, reader, sizeof(tcp::HelloAnswer));
-    pass(reader, producer, sizeof(tcp::RequestHeader) + sizeof(tcp::RequestPage));
+    pass(reader, producer, sizeof(tcp::RequestHeader) + lengths_.size() * sizeof(tcp::RequestPage));
     pass(producer, reader, kHeldAfterBytes);
     meanwhile();
-    const size_t n_around = sizeof(tcp::PagePrefix) + 2 * sizeof(kvp_slot_header) + sizeof(kvp_part);
-    pass(producer, reader, n_around + kHeldPageBytes - kHeldAfterBytes);
+    size_t n_bytes = 0;
+    for (const uint32_t length : lengths_) {
+      n_bytes += sizeof(tcp::PagePrefix) + 2 * sizeof(kvp_slot_header) + sizeof(kvp_part) + length;
+    }
+    pass(producer, reader, n_bytes - kHeldAfterBytes);
   }
   static void pass(const Socket &from, const Socket &to, size_t n_bytes) {
     std::vector<uint8_t> bytes(n_bytes);
@@ -291,6 +295,7 @@ class Relay {
     EXPECT_EQ(send_all(to.fd(), &vector, 1, deadline_in_ms(kAmpleMs)), KVP_OK);
   }
 
+  const std::vector<uint32_t> lengths_;
   Socket listener_;
   uint16_t port_ = 0;
   std::thread thread_;

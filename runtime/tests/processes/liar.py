@@ -29,6 +29,8 @@ REQUEST_PAGE_BYTES = 32
 PREFIX_BYTES = 16
 HEADER_BYTES = 64
 PART_BYTES = 16
+RUN_PAGES_MAX = 16
+RUN_BYTES = 1 << 20
 
 _log = logging.getLogger("liar")
 
@@ -49,8 +51,9 @@ class PageAnswer:
             struct.pack_into(layout, header, offset, value)
             struct.pack_into("<I", header, 60, crc64(header[:60]) & 0xFFFFFFFF)
 
-    def pack(self) -> bytes:
-        return bytes(self.prefix + self.header + self.table + self.payload + self.trailer)
+    @property
+    def front(self) -> bytearray:
+        return self.prefix + self.header + self.table
 
 
 def _flip_byte(page: PageAnswer) -> None:
@@ -159,26 +162,39 @@ class LyingServer:
         producer.sendall(request + pages)
         lengths = [struct.unpack_from("<I", pages, idx * REQUEST_PAGE_BYTES + 24)[0] for idx in range(n_pages)]
         change = PAGE_LIES.get(lie, lambda page: None)
-        answers = [_page(producer, length) for length in lengths]
-        for answer in answers:
-            if answer.header:
-                change(answer)
-        packed = b"".join(answer.pack() for answer in answers)
+        packed = b""
+        while lengths:
+            run = _run(producer, lengths)
+            for page in run:
+                if page.header:
+                    change(page)
+            packed += b"".join(
+                [*(page.front for page in run), *(page.payload for page in run), *(page.trailer for page in run)]
+            )
         if lie == TRUNCATED:
             reader.sendall(packed[: len(packed) // 2])
             raise EOFError
         reader.sendall(packed + bytes(100 if lie == MORE else 0))
 
 
-def _page(producer: socket.socket, length: int) -> PageAnswer:
-    page = PageAnswer(_receive(producer, PREFIX_BYTES))
-    status, n_parts = struct.unpack_from("<HH", page.prefix, 4)
-    if status == 0:
-        page.header = _receive(producer, HEADER_BYTES)
-        page.table = _receive(producer, n_parts * PART_BYTES)
-        page.payload = _receive(producer, length)
-        page.trailer = _receive(producer, HEADER_BYTES)
-    return page
+def _run(producer: socket.socket, lengths: list[int]) -> list[PageAnswer]:
+    """The next run of pages; takes their lengths off the front."""
+    run: list[PageAnswer] = []
+    sent: dict[int, int] = {}  # index in the run -> payload bytes
+    while lengths and len(sent) < RUN_PAGES_MAX and sum(sent.values()) < RUN_BYTES:
+        page = PageAnswer(_receive(producer, PREFIX_BYTES))
+        length = lengths.pop(0)
+        status, n_parts = struct.unpack_from("<HH", page.prefix, 4)
+        if status == 0:
+            page.header = _receive(producer, HEADER_BYTES)
+            page.table = _receive(producer, n_parts * PART_BYTES)
+            sent[len(run)] = length
+        run.append(page)
+    for idx, length in sent.items():
+        run[idx].payload = _receive(producer, length)
+    for idx in sent:
+        run[idx].trailer = _receive(producer, HEADER_BYTES)
+    return run
 
 
 def _receive(connection: socket.socket, n_bytes: int) -> bytearray:

@@ -30,27 +30,38 @@ def take(connection: socket.socket, layout: struct.Struct) -> tuple:
     return layout.unpack(connection.recv(layout.size, socket.MSG_WAITALL))
 
 
-def test_a_page_and_a_stale_one_are_answered_byte_for_byte(serving, pages):
+def test_two_pages_and_a_stale_one_are_answered_byte_for_byte(serving, pages):
     run_id = serving.producer.producer_id
-    location = pages.publish(2, 7)
+    locations = [pages.publish(2, 7), pages.publish(1, 3)]
     with socket.create_connection((serving.producer.host, serving.producer.data_port), timeout=20) as connection:
         capability = serving.capability(soon())
         connection.sendall(HELLO.pack(b"KVPH", 1, 0, capability, READER_ID, run_id))
         assert take(connection, HELLO_ANSWER) == (b"KVPA", 1, 0, run_id, SERVER_PAGES_MAX, 0)
 
-        connection.sendall(REQUEST.pack(b"KVPR", 4711, 2, 0))
-        connection.sendall(PAGE_REQUEST.pack(2, 7, location.key, SLOT_BYTES, 0))
-        connection.sendall(PAGE_REQUEST.pack(2, 6, key_of(2, 6), SLOT_BYTES, 0))
+        connection.sendall(REQUEST.pack(b"KVPR", 4711, 3, 0))
+        for slot, generation in ((2, 7), (2, 6), (1, 3)):
+            connection.sendall(PAGE_REQUEST.pack(slot, generation, key_of(slot, generation), SLOT_BYTES, 0))
 
-        page = page_bytes_of(location.key).tobytes()
-        part = PART.pack(0, SLOT_BYTES, crc64(page))
-        fields = (b"KVPS", 1, 2, 1, 7, SLOT_BYTES, location.key, run_id, 1, bytes(7), crc64(part) & 0xFFFFFFFF)
-        header = SLOT_HEADER.pack(*fields, 0)
-        header = header[:-4] + struct.pack("<I", crc64(header[:-4]) & 0xFFFFFFFF)
-        assert take(connection, PREFIX) == (b"KVPP", 0, 1, 4711, 0)
-        expected = header + part + page + header
-        assert connection.recv(len(expected), socket.MSG_WAITALL) == expected
-        assert take(connection, PREFIX) == (b"KVPP", 1, 0, 4711, 1)
+        payloads = [page_bytes_of(location.key).tobytes() for location in locations]
+        parts = [PART.pack(0, SLOT_BYTES, crc64(payload)) for payload in payloads]
+        headers = [
+            header_of(run_id, location.generation, location.key, part)
+            for location, part in zip(locations, parts, strict=True)
+        ]
+        expected = [
+            PREFIX.pack(b"KVPP", 0, 1, 4711, 0), headers[0], parts[0],
+            PREFIX.pack(b"KVPP", 1, 0, 4711, 1),
+            PREFIX.pack(b"KVPP", 0, 1, 4711, 2), headers[1], parts[1],
+            *payloads, *headers,
+        ]  # fmt: skip
+        for piece in expected:
+            assert connection.recv(len(piece), socket.MSG_WAITALL) == piece
+
+
+def header_of(run_id: bytes, generation: int, key: bytes, part: bytes) -> bytes:
+    fields = (b"KVPS", 1, 2, 1, generation, SLOT_BYTES, key, run_id, 1, bytes(7), crc64(part) & 0xFFFFFFFF)
+    header = SLOT_HEADER.pack(*fields, 0)
+    return header[:-4] + struct.pack("<I", crc64(header[:-4]) & 0xFFFFFFFF)
 
 
 def test_a_refused_reader_learns_nothing_about_the_producer(serving):
