@@ -67,7 +67,9 @@ class FetchBatch:
         return len(self.slots)
 
     def part(self, start: int, stop: int) -> FetchBatch:
-        """Returns pages [start, stop) as a batch of views."""
+        """Returns pages [start, stop) as a batch of views, or this batch where they are all its pages."""
+        if start == 0 and stop == len(self):
+            return self
         packed = self.keys if isinstance(self.keys, bytes) else self.keys.reshape(-1)
         return FetchBatch(
             self.slots[start:stop],
@@ -79,6 +81,8 @@ class FetchBatch:
 
     def chunk_stop(self, start: int, pages_max: int) -> int:
         """Returns where the chunk from `start` ends: at least one page, at most pages_max and CHUNK_BYTES_MAX."""
+        if start == 0 and len(self) <= pages_max and int(self.lengths.sum(dtype=np.int64)) <= CHUNK_BYTES_MAX:
+            return len(self)
         ends = np.cumsum(self.lengths[start : start + pages_max], dtype=np.int64)
         return start + max(1, int(np.searchsorted(ends, CHUNK_BYTES_MAX, side="right")))
 
@@ -117,8 +121,11 @@ class FetchResult:
         return result
 
     def put(self, start: int, fetched: FetchedPages) -> None:
-        """Takes over what became of the pages from `start` on."""
+        """Takes over what became of the pages from `start` on; without a copy where they are all pages."""
         stop = start + len(fetched.outcomes)
+        if stop - start == len(self.outcomes):
+            self.outcomes, self.n_parts, self.parts = fetched.outcomes, fetched.n_parts, fetched.parts
+            return
         self.outcomes[start:stop] = fetched.outcomes
         self.n_parts[start:stop] = fetched.n_parts
         self.parts[start:stop] = fetched.parts
