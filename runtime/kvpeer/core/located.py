@@ -66,10 +66,11 @@ class LocatedPages:
             raise LocalProtocolError(f"{len(positions)} pages were asked for that were not all located")
         result = self.result
         first = np.concatenate(([0], np.cumsum(result.counts, dtype=np.int64)))
-        rows = np.concatenate([np.arange(first[place], first[place + 1]) for place in places.tolist()])
         counts = result.counts[places]
-        holders = result.holders[rows.astype(np.int64)]
         per_holder = np.repeat(np.arange(len(places)), counts)
+        # The holders of a page lie one after another: the place of each among them is its place in ours, moved.
+        moved = first[places] - np.cumsum(counts, dtype=np.int64) + counts
+        holders = result.holders[np.arange(len(per_holder)) + moved[per_holder]]
         return Holding(
             counts,
             holders,
