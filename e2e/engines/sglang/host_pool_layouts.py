@@ -81,7 +81,8 @@ def verdict(make: Callable[[], Any]) -> str:
     for buffer in (pool.kv_buffer, getattr(pool, "k_buffer", None), getattr(pool, "v_buffer", None)):
         if isinstance(buffer, torch.Tensor):
             buffer.view(torch.uint8).random_(0, 256) if buffer.is_contiguous() else None
-    segments = list(zip(*(column.tolist() for column in vars(layout.segments).values()), strict=True))
+    columns = (layout.segments.base, layout.segments.stride, layout.segments.length)
+    segments = list(zip(*(column.tolist() for column in columns), strict=True))
     for page in range(layout.n_pages):
         found = b"".join(ctypes.string_at(base + page * stride, length) for base, stride, length in segments)
         try:
