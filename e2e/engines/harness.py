@@ -35,6 +35,9 @@ REQUEST_DEADLINE_S = 60.0
 PAGE_TOKENS = 32
 DIRECTORY_REPLICAS = 2
 
+REPAIR_DEADLINE_S = 90.0
+"""Where a busy machine lost a link, directories are only compared, and repaired, every 30 s."""
+
 AGENT_LOOKS_S = 1.5
 """An agent brings its gauges up to date once a second."""
 
@@ -243,7 +246,7 @@ class Server:
             return n_records == n_pages * min(DIRECTORY_REPLICAS, len(agents))
 
         # Both numbers may be of before the last pages, and equal; not for longer than agents need to look again.
-        eventually(is_findable, "every page in a pool is in the directory", lasting_s=AGENT_LOOKS_S)
+        eventually(is_findable, "every page in a pool is in the directory", REPAIR_DEADLINE_S, AGENT_LOOKS_S)
 
     def _body(self, tokens: Sequence[int], n_tokens: int, more: dict[str, Any]) -> str:
         return json.dumps(

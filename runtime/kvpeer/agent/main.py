@@ -203,25 +203,23 @@ class Agent:
         )
         self._puller = PeerPuller(services, threads)
         self._clients = ClientServer(
-            config.agent.socket,
-            self.agent_id,
-            self._pool_service,
-            self._pool.payload_bytes,
-            config.pool.extent_bytes,
-            self._verify,
-            self._locator,
-            self._puller,
-            clock,
-            self._metrics,
+            config.agent.socket, self.agent_id, self._pool_service, self._pool.payload_bytes, config.pool.extent_bytes,
+            self._verify, self._locator, self._puller, clock, self._metrics,
             ClientLimits(config.limits.clients_max, config.limits.batch_pages_max),
-            is_private=self._is_embedded,
-            on_clients_changed=self._clients_changed,
-        )
+            is_private=self._is_embedded, on_clients_changed=self._clients_changed,
+        )  # fmt: skip
 
     def _slot_settings(self) -> SlotSettings:
-        values = self.config.pool
-        names = SlotSettings.__dataclass_fields__.keys() - {"n_extents"}
-        return SlotSettings(n_extents=self._pool.n_extents, **{name: getattr(values, name) for name in names})
+        pool = self.config.pool
+        return SlotSettings(
+            extent_bytes=pool.extent_bytes,
+            n_extents=self._pool.n_extents,
+            lease_ttl_s=pool.lease_ttl_s,
+            reserve_deadline_s=pool.reserve_deadline_s,
+            pin_ttl_s=pool.pin_ttl_s,
+            death_grace_s=pool.death_grace_s,
+            corrupt_hold_s=pool.corrupt_hold_s,
+        )
 
     def _membership_settings(self) -> MembershipSettings:
         values = self.config.membership
