@@ -36,7 +36,7 @@ PAGE_TOKENS = 32
 DIRECTORY_REPLICAS = 2
 
 REPAIR_DEADLINE_S = 90.0
-"""Where a busy machine lost a link, directories are only compared, and repaired, every 30 s."""
+"""What a lost link left undone is found when digests are compared, every 10 s, or after a change of members."""
 
 AGENT_LOOKS_S = 1.5
 """An agent brings its gauges up to date once a second."""
