@@ -27,7 +27,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "e2e"))
 
-from engines.harness import Fleet, Server, Streamed, eventually, make_fleet, prompt
+from engines.harness import Fleet, Server, Streamed, eventually, make_fleet, prompt, say
 
 PROMPT_TOKENS = 1029
 """Beyond the floor of a pull (512), so that every prompt is looked up."""
@@ -36,12 +36,6 @@ N_GENERATED = 32
 N_CONCURRENT = 4
 BUDGET = 0.97
 """Of the engine without kvpeer, in throughput and in time to first token."""
-
-_started_at = time.monotonic()
-
-
-def say(text: str) -> None:
-    print(f"[{time.monotonic() - _started_at:5.0f} s] {text}", flush=True)
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,12 @@ import signal
 import statistics
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "e2e"))
 
-from engines.harness import PAGE_TOKENS, Fleet, Server, make_fleet, prompt
+from engines.harness import PAGE_TOKENS, Fleet, Server, make_fleet, prompt, say
 from engines.pools import flip_pool
 
 SHARED_TOKENS = 1024
@@ -35,13 +34,6 @@ PROMPT_TOKENS = SHARED_TOKENS + 2 * PAGE_TOKENS + 5
 N_PROMPTS = 6
 N_CONTROL_PROMPTS = 3
 N_GENERATED = 24
-
-_started_at = time.monotonic()
-
-
-def say(text: str) -> None:
-    """Prints with the time since the start, at once."""
-    print(f"[{time.monotonic() - _started_at:5.0f} s] {text}", flush=True)
 
 
 @dataclass(frozen=True)

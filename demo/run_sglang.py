@@ -18,12 +18,11 @@ import signal
 import statistics
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "e2e"))
 
-from engines.harness import keep_logs, prompt
+from engines.harness import keep_logs, prompt, say
 from engines.sglang.servers import PAGE_TOKENS, Answer, SGLangFleet, make_model
 
 N_PAGES = 40
@@ -32,13 +31,6 @@ N_PROMPTS = 5
 N_GENERATED = 16
 
 LOGPROB_TOLERANCE = 1e-6
-
-_started_at = time.monotonic()
-
-
-def say(text: str) -> None:
-    """Prints with the time since the start, at once."""
-    print(f"[{time.monotonic() - _started_at:5.0f} s] {text}", flush=True)
 
 
 def share(fleet: SGLangFleet) -> dict[str, list[Answer]]:

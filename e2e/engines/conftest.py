@@ -19,7 +19,7 @@ def model_fleet() -> Iterator[Fleet]:
     """A folder with the model in it, from which `fleet` takes its servers."""
     python = os.environ.get(PYTHON_VARIABLE, "")
     if not python:
-        pytest.skip(f"{PYTHON_VARIABLE} does not name an interpreter with vLLM")
+        pytest.fail(f"{PYTHON_VARIABLE} does not name an interpreter with vLLM: run `make engine-test`")
     # Unix sockets lie below it, and their paths must be short; pytest's own folders are too deep.
     folder = Path(tempfile.mkdtemp(prefix="kvp-", dir="/tmp"))
     try:

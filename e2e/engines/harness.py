@@ -19,7 +19,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -94,6 +94,25 @@ def eventually(is_so: Callable[[], bool], what: str, deadline_s: float = 30.0, l
             return
         assert now < end, f"not within {deadline_s} s: {what}"
         pause.wait(0.05)
+
+
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """A process that does not run; on a crash of the test it goes on."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+_started_at = time.monotonic()
+
+
+def say(text: str) -> None:
+    """Prints with the time since the start, at once."""
+    print(f"[{time.monotonic() - _started_at:5.0f} s] {text}", flush=True)
 
 
 @dataclass(frozen=True)

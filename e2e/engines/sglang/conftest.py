@@ -20,7 +20,7 @@ def engine_python() -> str:
     """The interpreter with SGLang and kvpeer in it."""
     python = os.environ.get(PYTHON_VARIABLE, "")
     if not python:
-        pytest.skip(f"{PYTHON_VARIABLE} does not name an interpreter with SGLang")
+        pytest.fail(f"{PYTHON_VARIABLE} does not name an interpreter with SGLang: run `make engine-test`")
     return python
 
 

@@ -3,14 +3,10 @@ from the other server."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
-from engines.harness import eventually, prompt
+from engines.harness import eventually, prompt, stopped
 from engines.sglang.servers import PAGE_TOKENS, SGLangFleet, SGLangServer, make_model
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
@@ -46,17 +42,6 @@ def servers(sglang_fleet: SGLangFleet) -> Servers:
     )
     sglang_fleet.ready(*sglang_fleet.servers)
     return servers
-
-
-@contextlib.contextmanager
-def stopped(pid: int) -> Iterator[None]:
-    """A process that does not run; on a crash of the test it goes on."""
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
 
 
 def test_a_cold_server_restores_what_another_computed_and_says_the_same(servers: Servers) -> None:

@@ -6,14 +6,12 @@ decoding and KV that was made in prefill may differ in the last bit.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
-from engines.harness import PAGE_TOKENS, Fleet, Server, eventually, prompt
+from engines.harness import PAGE_TOKENS, Fleet, Server, eventually, prompt, stopped
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(700)]
 
@@ -40,17 +38,6 @@ def engines(fleet: Fleet) -> Engines:
     for server in fleet.servers:
         server.wait_ready()
     return engines
-
-
-@contextlib.contextmanager
-def stopped(pid: int) -> Iterator[None]:
-    """A process that does not run; on a crash of the test it goes on."""
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
 
 
 def computed_by(server: Server, tokens: list[int], n_tokens: int = 16) -> list[int]:
