@@ -11,6 +11,7 @@ import datetime
 import ipaddress
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -90,7 +91,7 @@ def uris_of(certificate_pem: bytes) -> set[str]:
     """The URIs that the first certificate of a PEM file is for.
 
     Raises:
-        ValueError: there is no certificate in it.
+        ValueError: there is no certificate in it, or none that can be read.
     """
     try:
         names = x509.load_pem_x509_certificate(certificate_pem).extensions.get_extension_for_class(
@@ -98,7 +99,13 @@ def uris_of(certificate_pem: bytes) -> set[str]:
         )
     except x509.ExtensionNotFound:
         return set()
+    except _UNREADABLE as error:
+        raise ValueError(f"the certificate cannot be read: {error}") from error
     return set(names.value.get_values_for_type(x509.UniformResourceIdentifier))
+
+
+_UNREADABLE = (x509.InvalidVersion, x509.DuplicateExtension, x509.UnsupportedGeneralNameType, UnsupportedAlgorithm)
+"""What the library raises for certificates, beside ValueError, that is none."""
 
 
 def _common_name(text: str) -> x509.NameAttribute[str]:

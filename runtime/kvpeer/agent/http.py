@@ -98,6 +98,17 @@ class _Server(ThreadingHTTPServer):
         _log.debug("a request from %s ended early", client_address, exc_info=True)
 
 
+def _exposition(registry: CollectorRegistry, accepted: str) -> tuple[str, bytes]:
+    """The metrics in the best format of those that are accepted, and in the plain one for a request that cannot be
+    understood: the library raises for versions that are not of numbers."""
+    try:
+        encode, content_type = choose_encoder(accepted)
+        return content_type, encode(registry)
+    except (TypeError, ValueError):
+        encode, content_type = choose_encoder("")
+        return content_type, encode(registry)
+
+
 def _handler(registry: CollectorRegistry, health: Callable[[], str]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         timeout = IO_TIMEOUT_S
@@ -107,8 +118,7 @@ def _handler(registry: CollectorRegistry, health: Callable[[], str]) -> type[Bas
         def do_GET(self) -> None:
             path = self.path.partition("?")[0]
             if path == "/metrics":
-                encode, content_type = choose_encoder(self.headers.get("Accept", ""))
-                self._answer(200, content_type, encode(registry))
+                self._answer(200, *_exposition(registry, self.headers.get("Accept", "")))
             elif path == "/healthz":
                 reason = health()
                 self._answer(503 if reason else 200, "text/plain; charset=utf-8", f"{reason or 'ok'}\n".encode())

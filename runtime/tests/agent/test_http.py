@@ -53,6 +53,20 @@ def test_the_metrics_page_has_every_count(endpoint: tuple[HttpEndpoint, Health, 
     assert samples["kvpeer_links_refusals_total", "cluster"] == 0
 
 
+@pytest.mark.parametrize("kind", ["text/plain", "application/openmetrics-text"])
+@pytest.mark.parametrize("version", ["", "1.0.0", "x", "0\0.4", "1.x.0", "99999.0.0", "-1"])
+def test_a_scraper_gets_its_metrics_whatever_versions_it_takes(
+    endpoint: tuple[HttpEndpoint, Health, CollectorRegistry], kind: str, version: str
+) -> None:
+    build(endpoint[2])
+    request = f"GET /metrics HTTP/1.0\r\nAccept: {kind};version={version}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", endpoint[0].port), 10) as connection:
+        connection.sendall(request.encode())
+        answer = connection.makefile("rb").read()
+    assert answer.startswith(b"HTTP/1.0 200 ")
+    assert b"kvpeer_" in answer
+
+
 def test_health_is_ok_or_the_reason(endpoint: tuple[HttpEndpoint, Health, CollectorRegistry]) -> None:
     served, health, _ = endpoint
     assert get(served, "/healthz") == (200, "ok\n")

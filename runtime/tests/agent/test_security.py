@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import socket
 import ssl
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
 from kvpeer.agent.certificates import Authority, uris_of
 from kvpeer.agent.config import AgentConfig, load
 from kvpeer.agent.private_files import NOT_OTHERS, OWNER_ONLY, generated_secret, private_folder, read_private
@@ -61,6 +63,22 @@ def test_every_agent_derives_the_same_authority_from_secret_and_cluster() -> Non
     assert Authority(b"s" * 32, "c").certificate_pem == first
     assert Authority(b"s" * 32, "d").certificate_pem != first
     assert Authority(b"t" * 32, "c").certificate_pem != first
+
+
+@pytest.mark.parametrize(
+    ("written", "instead"),
+    [
+        pytest.param(b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x42", id="a version that there is not"),
+        pytest.param(b"\x06\x03U\x1d\x0e", b"\x06\x03U\x1d\x23", id="an extension twice"),
+    ],
+)
+def test_a_certificate_that_cannot_be_read_is_one_kind_of_error(written: bytes, instead: bytes) -> None:
+    pem = Authority(b"s" * 32, "c").leaf_pem(agent_uri("c", ID_A), "10.1.2.3")
+    der = x509.load_pem_x509_certificate(pem).public_bytes(Encoding.DER)
+    assert written in der
+    broken = base64.encodebytes(der.replace(written, instead, 1))
+    with pytest.raises(ValueError, match="certificate cannot be read"):
+        uris_of(b"-----BEGIN CERTIFICATE-----\n" + broken + b"-----END CERTIFICATE-----\n")
 
 
 def test_a_leaf_names_agent_and_address_and_every_run_has_its_own_key() -> None:

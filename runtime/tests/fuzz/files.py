@@ -20,7 +20,7 @@ from kvpeer.agent.private_files import private_folder
 from kvpeer.model import AgentId, ConfigError
 from kvpeer.wire.messages import AgentInfo
 
-from fuzz.shapes import changed_text
+from fuzz.shapes import changed_pem, changed_text
 
 __all__ = ["ADDRESS", "ENVIRONMENT", "PEM", "SECRET", "SETTINGS", "changed", "take"]
 
@@ -57,7 +57,8 @@ def take(data: bytes) -> None:
 
 def changed(data: bytes, rng: random.Random) -> bytes:
     """Another input that is as well formed as this one."""
-    return data[:1] + changed_text(data[1:], rng)
+    kind, content = data[:1], data[1:]
+    return kind + (changed_pem if kind == bytes([PEM]) else changed_text)(content, rng)
 
 
 def take_settings(content: bytes) -> None:

@@ -5,6 +5,7 @@ Chance alone changes a length and not the length's own prefix; almost all such i
 
 from __future__ import annotations
 
+import base64
 import re
 import struct
 from random import Random
@@ -12,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["changed_body", "changed_frames", "changed_text"]
+__all__ = ["changed_body", "changed_frames", "changed_pem", "changed_text"]
 
 _HEADER = struct.Struct("<I16s")  # a frame's: the body's length, and what is not looked at here
 
@@ -33,6 +34,7 @@ _EDGES = (
     (1 << 63) - 1,
     1 << 63,
 )
+_PEM = re.compile(rb"(-----BEGIN CERTIFICATE-----\n)([A-Za-z0-9+/=\n]+)")
 _COUNTS = (1, 1, 2, 4, 8, 16, 20, 32)  # bytes of one item of a column, or of less
 
 
@@ -73,6 +75,16 @@ def changed_text(text: bytes, random: Random) -> bytes:
     n = random.choice(_COUNTS)
     others = [word[:-n], word[n:], word + word[-n:], word * n, b"", b"%d" % random.choice(_EDGES), b"[" * n, b'"\xff"']
     return text[:start] + random.choice(others) + text[stop:]
+
+
+def changed_pem(text: bytes, random: Random) -> bytes:
+    """The file with one byte of its certificate changed, under the text that encodes it."""
+    match = _PEM.search(text)
+    if match is None or len(match[2].replace(b"\n", b"")) % 4:
+        return changed_text(text, random)
+    der = bytearray(base64.b64decode(match[2]))
+    der[random.randrange(len(der))] = random.choice((random.randrange(256), 0, 1, 255))
+    return text[: match.start(2)] + base64.encodebytes(der) + text[match.end(2) :]
 
 
 def _changed(value: Any, random: Random) -> Any:
