@@ -20,14 +20,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "e2e"))
 
-from engines.harness import Fleet, Server, Streamed, eventually, make_fleet, prompt, say
+from engines.harness import Fleet, Server, eventually, make_fleet, prompt, say
 from kvpeer.bench.report import table
 from kvpeer.bench.rounds import Comparison, row_of
 from kvpeer.bench.rows import encode_rows
@@ -36,7 +36,14 @@ PROMPT_TOKENS = 1029
 """Beyond the floor of a pull (512), so that every prompt is looked up."""
 
 N_GENERATED = 32
+N_ALONE = 5
+"""Requests one after the other: the time to first token of a request that shares the engine with others is mostly the
+time of the others."""
+
 N_CONCURRENT = 4
+N_TOGETHER = 12
+"""Requests of which N_CONCURRENT run at a time, for the throughput."""
+
 COMPARISONS = [
     Comparison(
         name=f"engine.vllm.zero_hit.{what}",
@@ -52,30 +59,23 @@ COMPARISONS = [
 
 @dataclass(frozen=True)
 class Turn:
-    """N_CONCURRENT requests at once, on one engine."""
+    """N_ALONE requests one by one, then N_TOGETHER at once, on one engine."""
 
     tokens_per_s: float
     ttft_ms: float
 
 
 def take_turn(server: Server, seed: str) -> Turn:
-    """Unseen prompts, all at once; generated and prompt tokens per second of the whole, median time to first token."""
-    streamed: list[Streamed] = []
-
-    def ask(number: int) -> None:
-        streamed.append(server.stream(prompt(f"{server.name} {seed} {number}", PROMPT_TOKENS), N_GENERATED))
-
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(N_CONCURRENT)]
+    """Unseen prompts: the median time to first token of those alone; prompt and generated tokens per second of those
+    together."""
+    prompts = [prompt(f"{server.name} {seed} {number}", PROMPT_TOKENS) for number in range(N_ALONE + N_TOGETHER)]
+    alone = [server.stream(each, N_GENERATED).ttft_ms for each in prompts[:N_ALONE]]
     began_at = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    seconds = time.perf_counter() - began_at
-    if len(streamed) != N_CONCURRENT:
-        raise SystemExit(f"a request failed on {server.name}\n{server.log_tail()}")
-    n_tokens = N_CONCURRENT * (PROMPT_TOKENS + N_GENERATED)
-    return Turn(n_tokens / seconds, statistics.median(each.ttft_ms for each in streamed))
+    with ThreadPoolExecutor(N_CONCURRENT) as asking:
+        for _ in asking.map(lambda each: server.stream(each, N_GENERATED), prompts[N_ALONE:]):
+            pass
+    n_tokens = N_TOGETHER * (PROMPT_TOKENS + N_GENERATED)
+    return Turn(n_tokens / (time.perf_counter() - began_at), statistics.median(alone))
 
 
 def measure(plain: Server, ours: Server, n_rounds: int) -> list[tuple[Turn, Turn]]:

@@ -82,8 +82,15 @@ def free_port() -> int:
         return port
 
 
-def eventually(is_so: Callable[[], bool], what: str, deadline_s: float = 30.0, lasting_s: float = 0.0) -> None:
-    """Returns when `is_so()` has held for `lasting_s`; fails naming `what` if it does not by the deadline."""
+def eventually(
+    is_so: Callable[[], bool],
+    what: str,
+    deadline_s: float = 30.0,
+    lasting_s: float = 0.0,
+    seen: Callable[[], object] = lambda: "",
+) -> None:
+    """Returns when `is_so()` has held for `lasting_s`; fails naming `what`, and what was `seen`, if it does not by the
+    deadline."""
     end = time.monotonic() + deadline_s
     since: float | None = None
     pause = threading.Event()
@@ -92,7 +99,7 @@ def eventually(is_so: Callable[[], bool], what: str, deadline_s: float = 30.0, l
         since = (since or now) if is_so() else None
         if since is not None and now - since >= lasting_s:
             return
-        assert now < end, f"not within {deadline_s} s: {what}"
+        assert now < end, f"not within {deadline_s} s: {what} {seen()}"
         pause.wait(0.05)
 
 
@@ -257,15 +264,26 @@ class Server:
         """Waits until all that the engine computed is in its pool, and every agent of the fleet can find it."""
         self.settled()
 
+        def counts() -> list[tuple[str, float, float, float]]:
+            """(agent, pages, records that it owns, agents that it knows); servers of one name share an agent."""
+            return [
+                (
+                    agent.name,
+                    agent.agent_metric("kvpeer_pool_pages", state="committed"),
+                    agent.agent_metric("kvpeer_directory_holders"),
+                    agent.agent_metric("kvpeer_membership_members", state="alive"),
+                )
+                for agent in {s.agent_port: s for s in self.fleet.servers if s.has_agent()}.values()
+            ]
+
         def is_findable() -> bool:
-            # Servers of one name share an agent.
-            agents = list({s.agent_port: s for s in self.fleet.servers if s.has_agent()}.values())
-            n_pages = sum(agent.agent_metric("kvpeer_pool_pages", state="committed") for agent in agents)
-            n_records = sum(agent.agent_metric("kvpeer_directory_holders") for agent in agents)
+            agents = counts()
+            n_pages, n_records = sum(each[1] for each in agents), sum(each[2] for each in agents)
             return n_records == n_pages * min(DIRECTORY_REPLICAS, len(agents))
 
         # Both numbers may be of before the last pages, and equal; not for longer than agents need to look again.
-        eventually(is_findable, "every page in a pool is in the directory", REPAIR_DEADLINE_S, AGENT_LOOKS_S)
+        what = "every page in a pool is in the directory"
+        eventually(is_findable, what, REPAIR_DEADLINE_S, AGENT_LOOKS_S, counts)
 
     def _body(self, tokens: Sequence[int], n_tokens: int, more: dict[str, Any]) -> str:
         return json.dumps(

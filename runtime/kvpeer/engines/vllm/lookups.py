@@ -11,7 +11,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -62,6 +62,7 @@ class _Lookup:
     deadline: float
     answer: Answer | None = None
     answered_at: float = 0.0
+    ended: threading.Event = field(default_factory=threading.Event)
 
 
 class Lookups:
@@ -96,12 +97,20 @@ class Lookups:
         for thread in self._threads:
             thread.start()
 
-    def poll(self, request: str, attempt: int, first: int, slice_from: Callable[[], ChainSlice]) -> Answer | None:
+    def poll(
+        self,
+        request: str,
+        attempt: int,
+        first: int,
+        slice_from: Callable[[], ChainSlice],
+        patience_s: float = 0.0,
+    ) -> Answer | None:
         """Returns the answer for the pages from `first` on, or None while it is on its way (never longer than the
         timeout).
 
         attempt: counts the request's preemptions; an answer is for one attempt. slice_from() makes the pages to ask
-        for. An answer without pages means: there are none, or too many requests wait already. Never blocks.
+        for. An answer without pages means: there are none, or too many requests wait already. Blocks for `patience_s`
+        at most, and only when it asks.
         """
         now = self._clock()
         with self._lock:
@@ -111,7 +120,12 @@ class Lookups:
             if sum(other.answer is None for other in self._lookups.values()) >= self._deferred_max:
                 self._tally.count("lookups", "deferred_full")
                 return Answer(first, np.zeros(0, np.uint8))
-        return self._ask(request, _Lookup(attempt, first, slice_from(), now + self._timeout_s))
+        lookup = _Lookup(attempt, first, slice_from(), now + self._timeout_s)
+        refusal = self._ask(request, lookup)
+        if refusal is None and patience_s > 0:
+            lookup.ended.wait(patience_s)
+        with self._lock:
+            return refusal or lookup.answer
 
     def forget(self, request: str) -> None:
         """Drops what is known or under way for a request."""
@@ -172,6 +186,7 @@ class Lookups:
                 self._tally.count("errors", "lookup")
                 continue
             self._answered(request, lookup, located, started)
+            lookup.ended.set()
 
     def _answered(self, request: str, lookup: _Lookup, located: Located, started: float) -> None:
         now = self._clock()

@@ -1,7 +1,8 @@
 """The connector's scheduler side: which pages a request loads, which it publishes, and when its blocks may be freed.
 
 It decides and remembers; copies are the workers' business and lookups run in threads of their own, so no method here
-blocks (but `reset`, which an operator calls). What vLLM 0.32 demands of it (vllm/v1/core/sched/scheduler.py):
+blocks (but `reset`, which an operator calls, and `match` of an idle engine, for IDLE_PATIENCE_S). What vLLM 0.32
+demands of it (vllm/v1/core/sched/scheduler.py):
 
 - An accepted load must be reported as finished once by each rank, aborted or not: a second report trips an assertion
   that ends the engine, a missing one keeps its blocks for ever.
@@ -34,6 +35,11 @@ __all__ = ["Locator", "SchedulerSide", "StepSchedule"]
 
 RESET_TIMEOUT_S = 2.0
 """What an operator's reset waits for the agent. Keys change in any case, so a late answer is harmless."""
+
+IDLE_PATIENCE_S = 0.003
+"""What an engine that has nothing to compute waits for the answer to a lookup, which takes 1 to 2 ms as a rule. Coming
+back with a later step costs more: vLLM passes an empty step through its workers, sleeps for 1 ms, and between the two
+keeps the interpreter from the thread that has the answer."""
 
 OWN_POOL = 1
 """Status of a located page in the own pool; 0 is nowhere, 2 at a peer."""
@@ -107,6 +113,7 @@ class SchedulerSide:
     _locator: Locator | None = None
     _lookups: Lookups | None = None
     _tracked: dict[str, _Tracked] = field(default_factory=dict)
+    _untracked: set[str] = field(default_factory=set)
     _orders: StepOrders = field(default_factory=StepOrders)
     _is_reset: bool = False
 
@@ -164,6 +171,7 @@ class SchedulerSide:
         reason = self._unshared_reason(request)
         if reason:
             self.tally.count("unshared_requests", reason)
+            self._untracked.add(request.request_id)
             return
         self._tracked[request.request_id] = _Tracked(request, Chain(self._namespace))
 
@@ -183,7 +191,11 @@ class SchedulerSide:
         if first >= stop:
             return 0
         answer = self._lookups.poll(
-            request.request_id, request.num_preemptions, first, lambda: self._slice(tracked, first, stop)
+            request.request_id,
+            request.num_preemptions,
+            first,
+            lambda: self._slice(tracked, first, stop),
+            patience_s=IDLE_PATIENCE_S if self._is_idle() else 0.0,
         )
         if answer is None:
             return None
@@ -229,6 +241,7 @@ class SchedulerSide:
         sent."""
         if self._lookups is not None:
             self._lookups.forget(request_id)
+        self._untracked.discard(request_id)
         tracked = self._tracked.pop(request_id, None)
         if tracked is None or not (tracked.has_copies and tracked.holds_blocks):
             return False
@@ -292,6 +305,10 @@ class SchedulerSide:
         )
 
     # ---- decisions
+
+    def _is_idle(self) -> bool:
+        """Whether no request computes anything. Those that do are the oldest, so that a busy engine looks at one."""
+        return not self._untracked and not any(each.holds_blocks for each in self._tracked.values())
 
     def _unshared_reason(self, request: Any) -> str:
         if not self._namespace:

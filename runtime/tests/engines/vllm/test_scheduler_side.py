@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from kvpeer.core.chain import Chain, ChainSlice, namespace_digest
+from kvpeer.engines.vllm import scheduler_side
 from kvpeer.engines.vllm.lanes import START_SHARE, Lane
 from kvpeer.engines.vllm.lookups import LOOKUP_THREADS
 from kvpeer.engines.vllm.metadata import PageOrder, StepOrders
@@ -131,6 +132,32 @@ def test_a_request_waits_for_its_lookup_without_blocking_the_scheduler(engine: E
     assert len(engine.locator.asked) == 1
 
 
+def test_an_idle_engine_has_a_quick_answer_in_the_same_step(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler_side, "IDLE_PATIENCE_S", 30.0)
+    engine.locator.answer = lambda chain: [2] * len(chain)
+    request = FakeRequest.of_pages("r", 4)
+    engine.side.request_arrived(request)
+    assert engine.side.match(request, 0) == 4 * PAGE_TOKENS
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_an_engine_that_computes_waits_for_no_answer(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, is_shared: bool
+) -> None:
+    computing, arrived = FakeRequest.of_pages("computing", 4), FakeRequest.of_pages("arrived", 4)
+    computing.resumable = not is_shared
+    engine.start(computing)
+    engine.locator.may_answer.clear()
+    monkeypatch.setattr(scheduler_side, "IDLE_PATIENCE_S", 30.0)
+    engine.side.request_arrived(arrived)
+    assert engine.side.match(arrived, 0) is None
+    engine.side.finished("computing")
+    later = FakeRequest.of_pages("later", 4)
+    engine.side.request_arrived(later)
+    threading.Timer(0.1, engine.locator.may_answer.set).start()
+    assert engine.side.match(later, 0) == 0, "it is idle again, and waits"
+
+
 def test_a_lookup_that_is_not_answered_by_its_deadline_is_a_miss(engine: Engine) -> None:
     request = FakeRequest.of_pages("r", 4)
     engine.locator.may_answer.clear()
@@ -244,7 +271,8 @@ def test_an_offer_that_vllm_could_not_use_is_made_again(engine: Engine) -> None:
     assert engine.side.match(request, 0) == 4 * PAGE_TOKENS
     assert len(engine.locator.asked) == 1
     engine.clock.now += 10
-    assert engine.side.match(request, 0) is None, "an answer this old is asked again"
+    assert engine.match(request) == 4 * PAGE_TOKENS
+    assert len(engine.locator.asked) == 2, "an answer this old is asked again"
 
 
 def test_a_longer_local_hit_uses_the_same_answer_and_a_shorter_one_asks_again(engine: Engine) -> None:
@@ -253,8 +281,9 @@ def test_a_longer_local_hit_uses_the_same_answer_and_a_shorter_one_asks_again(en
     engine.side.request_arrived(request)
     assert engine.match(request, 2 * PAGE_TOKENS) == 4 * PAGE_TOKENS
     assert engine.side.match(request, 4 * PAGE_TOKENS) == 2 * PAGE_TOKENS
-    assert engine.side.match(request, 0) is None
+    assert len(engine.locator.asked) == 1
     assert engine.match(request) == 6 * PAGE_TOKENS
+    assert len(engine.locator.asked) == 2
 
 
 @pytest.mark.parametrize("change", [{"lora_request": object()}, {"resumable": True}])
