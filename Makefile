@@ -94,7 +94,8 @@ unit: $(LIB) ## unit, property, contract and socket tests
 
 process-test: $(LIB) ## real agent processes: kill, freeze, lie, restart
 	$(call SAY,process tests)
-	@$(BIN)/pytest -q -n $(JOBS) -m "process and not engine and not long and not soak"
+	@# They mostly wait for deadlines of the agents.
+	@$(BIN)/pytest -q -n $$((2 * $(JOBS))) -m "process and not engine and not long and not soak"
 
 native-test: $(LIB) ## C++ tests: as released, under ASan/UBSan and under TSan
 	$(call SAY,native tests)
@@ -104,7 +105,7 @@ native-test: $(LIB) ## C++ tests: as released, under ASan/UBSan and under TSan
 	$(call SAY,native tests under TSan)
 	@cd runtime/native && export PATH=$(CURDIR)/$(BIN):$$PATH && cmake --preset tsan >/dev/null && cmake --build --preset tsan -- --quiet && ctest --preset tsan -j $(JOBS)
 
-long-test: $(LIB) ## longer runs: reuse of slots under readers, a lossy network, faults injected between agents, simulated mistakes
+long-test: $(LIB) ## longer runs: reuse of slots under readers, clusters on a lossy network, faults injected between agents, simulated mistakes
 	$(call SAY,longer tests)
 	@$(BIN)/pytest -q -n $(JOBS) -m "long and not soak and not engine"
 

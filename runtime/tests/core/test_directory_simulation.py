@@ -23,6 +23,8 @@ from kvpeer.wire.messages import Apply, Digests, Lookup, Repair, StaleReport, Sy
 from kvpeer.wire.packing import unpack_holders
 from oracles.directory_oracle import DirectoryOracle
 
+pytestmark = pytest.mark.long
+
 ANTI_ENTROPY_S = 2.0
 REQUEST_TIMEOUT_S = 0.3
 KEYS = [hashlib.sha256(bytes([number])).digest()[:KEY_BYTES] for number in range(60)]

@@ -6,6 +6,8 @@ import pytest
 from kvpeer.core.membership import MembershipSettings
 from simulated.membership_cluster import Cluster, Node
 
+pytestmark = pytest.mark.long
+
 N = 64
 KILLED_KNOWN_S = 2.0
 FROZEN_KNOWN_S = 5.0
@@ -80,7 +82,7 @@ def test_an_agent_that_stalls_for_a_moment_buries_nobody_and_is_not_buried():
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize(("loss", "duration_s"), [(0.05, 60.0), pytest.param(0.02, 600.0, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("loss", "duration_s"), [(0.05, 60.0), (0.02, 600.0)])
 def test_no_false_death_under_loss(loss: float, duration_s: float):
     cluster = settled(N, 1, loss)
     cluster.run(duration_s)

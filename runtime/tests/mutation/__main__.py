@@ -47,7 +47,7 @@ _SETTINGS = """
 [tool.pytest.ini_options]
 pythonpath = ["."]
 addopts = "-p no:cacheprovider --strict-markers"
-markers = ["process", "engine", "soak"]
+markers = ["process", "engine", "long", "soak"]
 
 [tool.mutmut]
 source_paths = ["kvpeer"]

@@ -56,6 +56,7 @@ def test_a_seed_repeats_in_processes_that_hash_differently():
     assert run("2") == first
 
 
+@pytest.mark.long
 def test_the_simulation_is_as_hostile_as_it_says():
     """A cluster without trouble would prove nothing."""
     counts = sum((simulate(seed, profile_named("standard", n_agents=10)).counts for seed in range(3)), Counter())
