@@ -148,3 +148,25 @@ def test_forgetting_a_peer_closes_its_breaker():
 def test_settings_that_make_no_sense_are_refused_by_name(name: str, value: float):
     with pytest.raises(ConfigError, match=name):
         BreakerSettings(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_good"),
+    [
+        ({"failures_to_open": 1}, True),
+        ({"failures_to_open": 0}, False),
+        ({"backoff_s": 2.0, "backoff_s_max": 2.0}, True),
+        ({"backoff_s": 2.0, "backoff_s_max": 1.9}, False),
+        ({"backoff_s": 0.0}, False),
+        ({"backoff_s_max": float("inf")}, False),
+        ({"try_timeout_s": 0.01}, True),
+        ({"try_timeout_s": 0.0}, False),
+        ({"try_timeout_s": float("inf")}, False),
+    ],
+)
+def test_settings_have_limits(settings: dict[str, float], is_good: bool):
+    if is_good:
+        BreakerSettings(**settings)
+    else:
+        with pytest.raises(ConfigError):
+            BreakerSettings(**settings)

@@ -257,6 +257,21 @@ def test_a_lost_partition_stays_readable_for_a_while():
     assert shard.stats().records == 0
 
 
+def test_lost_partitions_are_dropped_some_at_a_time_whatever_put_records_there():
+    shard = shard_with()
+    ring = Ring.build([OWN, ALPHA], replicas=1)
+    lost = np.flatnonzero(~ring.owned_by(OWN))[:5].tolist()
+    for number, partition in enumerate(lost):
+        shard.repair(OWN, repair(1 + number, partition, ("p", partition, number, 1)))
+    shard.members_changed(ring, {OWN})
+    assert not shard.sweep(2, now=50.0)
+    left = []
+    while shard.sweep(2, now=50.0 + PREVIOUS_OWNER_S):
+        left.append(shard.stats().records)
+    assert left == [3, 1]
+    assert shard.stats().records == 0
+
+
 def test_the_time_of_a_lost_partition_starts_anew_when_it_came_back_in_between():
     shard = shard_with()
     ring = Ring.build([OWN, ALPHA], replicas=1)
@@ -312,7 +327,8 @@ def test_a_stale_report_takes_away_exactly_the_location_it_names():
     assert ask(shard, ("p", 5)) == [(KNOWN, {(ALPHA, 1, 1), (BETA, 1, 1)})]
     shard.stale(stale(ALPHA, "p", 5, 1, 1))
     assert ask(shard, ("p", 5)) == [(KNOWN, {(BETA, 1, 1)})]
-    assert shard.counters.n_stale_removed == 1
+    shard.stale(stale(BETA, "p", 5, 1, 1))
+    assert shard.counters.n_stale_removed == 2
 
 
 def test_after_a_wrong_stale_report_the_producer_has_the_last_word():
@@ -409,6 +425,20 @@ def test_after_a_wrong_stale_report_a_full_partition_is_repaired_too():
     shard.repair(ALPHA, repair(17, 5, *pages))
     assert ask(shard, ("new", 5))[0][1] == {(ALPHA, 99, 1)}
     assert differing(shard, ALPHA, *pages) == []
+
+
+@pytest.mark.parametrize("way", ["repair", "stale"])
+def test_another_try_in_one_full_partition_is_none_in_another(way):
+    shard = shard_with(ALPHA, partition_records_max=16)
+    pages = [*FULL, ("new", 5, 99, 1)]
+    elsewhere = [(f"else {number}", 6, 200 + number, 1) for number in range(17)]
+    shard.apply(ALPHA, put(0, *pages, *elsewhere))
+    if way == "repair":
+        shard.repair(ALPHA, repair(34, 5, *FULL[1:], ("new", 5, 99, 1)))
+        assert differing(shard, ALPHA, *pages) == [5], "it holds all that the producer said that it has"
+    else:
+        shard.stale(stale(ALPHA, "new", 5, 99, 1))
+    assert numbers(shard.digests(ALPHA, digests_of(*elsewhere, partitions=[6])).differing) == []
 
 
 def test_a_repair_of_one_producer_keeps_out_what_it_drops_of_another():

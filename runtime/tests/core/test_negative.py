@@ -111,3 +111,21 @@ def test_an_empty_batch_is_fine():
 def test_what_does_not_fit_together_is_refused(keys: bytes, holders: np.ndarray, agents: bytes):
     with pytest.raises(LocalProtocolError):
         NegativeCache().add_locations(keys, holders, agents, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_good"),
+    [
+        ({"location_ttl_s": 0.5}, True),
+        ({"location_ttl_s": 0.0}, False),
+        ({"location_ttl_s": float("inf")}, False),
+        ({"miss_ttl_s": 0.0}, True),
+        ({"miss_ttl_s": -0.1}, False),
+    ],
+)
+def test_settings_have_limits(settings: dict[str, float], is_good: bool):
+    if is_good:
+        NegativeCache(**settings)
+    else:
+        with pytest.raises(ConfigError):
+            NegativeCache(**settings)

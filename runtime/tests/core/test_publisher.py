@@ -130,7 +130,8 @@ def test_what_its_own_table_has_no_room_for_is_not_published():
     agent = synced_agent(ALPHA, registry_records_max=1)
     agent.publish(("p", 5, 1, 1), ("q", 5, 2, 1))
     assert len(rows_of(agent.answer())) == 1
-    assert agent.publisher.n_not_published == 1
+    agent.publish(("r", 5, 3, 1), ("s", 5, 4, 1))
+    assert agent.publisher.n_not_published == 3
 
 
 def test_columns_of_different_lengths_are_refused():
@@ -159,6 +160,36 @@ def test_an_owner_that_stays_gets_only_what_it_gained():
     agent.join(ALPHA, replicas=1)
     (message,) = agent.answer_all()
     assert numbers(message.partitions) == np.flatnonzero(~before).tolist()
+
+
+def test_an_owner_that_loses_a_partition_does_not_hear_of_what_waited_for_it():
+    ring = Ring.build([ALPHA, BETA], replicas=1)
+    of_alpha, of_beta = (int(np.flatnonzero(ring.owned_by(owner))[0]) for owner in (ALPHA, BETA))
+    agent = synced_agent(ALPHA, BETA)
+    agent.publish(("first", of_alpha, 1, 1), ("first", of_beta, 2, 1))
+    agent.publish(("waits", of_alpha, 3, 1), ("waits", of_beta, 4, 1))
+    agent.join(ALPHA, BETA, replicas=1)
+    heard = {ALPHA: [], BETA: []}
+    while agent.unanswered:
+        owner = agent.unanswered[0].owner
+        heard[owner] += unpack_apply(agent.answer()).partitions.tolist()
+    assert heard == {ALPHA: [of_alpha, of_beta, of_alpha], BETA: [of_alpha, of_beta, of_beta]}
+
+
+def test_partitions_gained_during_a_comparison_are_sent_whatever_it_finds():
+    agent = synced_agent(ALPHA, BETA, replicas=1)
+    agent.tick(30.0)
+    while not isinstance(agent.unanswered[0].message, Digests) or agent.unanswered[0].owner != ALPHA:
+        agent.answer()
+    agent.unanswered = agent.unanswered[:1]
+    agent.join(ALPHA, replicas=1)
+    messages = agent.answer_all()
+    gained = np.flatnonzero(~Ring.build([ALPHA, BETA], replicas=1).owned_by(ALPHA)).tolist()
+    assert [numbers(message.partitions) for message in messages if isinstance(message, Synced)] == [gained]
+
+
+def test_a_publisher_without_owners_looks_again_after_an_interval():
+    assert Agent(interval_s=30.0).publisher.next_wakeup(7.0) == 37.0
 
 
 def test_changes_in_a_partition_that_will_be_sent_whole_are_not_sent_twice():
@@ -227,6 +258,7 @@ def test_a_failed_message_is_sent_again_unchanged_after_growing_pauses():
     assert pauses[0] == pytest.approx(RETRY_MIN_S)
     assert pauses[1] == pytest.approx(2 * RETRY_MIN_S)
     assert max(pauses) == pytest.approx(RETRY_MAX_S)
+    assert agent.publisher.streams[ALPHA].n_failures == len(pauses)
     agent.answer()
     agent.publish(("p", 5, 1, 1))
     agent.fail()
@@ -238,7 +270,10 @@ def test_an_owner_that_falls_too_far_behind_gets_whole_partitions_and_the_queue_
     agent = synced_agent(ALPHA)
     agent.publish(("first", 4000, 1, 1))
     agent.fail()
-    for number in range(110):
+    for number in range(100):
+        agent.publish((f"p{number}", number % 7, number, 1))
+    assert agent.publisher.streams[ALPHA].n_overflows == 0
+    for number in range(100, 110):
         agent.publish((f"p{number}", number % 7, number, 1))
     assert agent.publisher.streams[ALPHA].n_overflows == 1
     agent.tick(0.5)
