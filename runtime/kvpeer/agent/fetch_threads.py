@@ -9,15 +9,12 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from kvpeer.core.pull import FETCH_S_MIN
 from kvpeer.core.reasons import UnaskedReason
 from kvpeer.model import AgentId
 from kvpeer.transport import FetchBatch, FetchResult, NotAskedError
 
-__all__ = ["FETCH_S_MIN", "FetchThreads"]
-
-FETCH_S_MIN = 0.005
-"""With less time than this left nothing is asked any more: a healthy producer might not answer either, and its breaker
-would count that."""
+__all__ = ["FetchThreads"]
 
 
 class FetchThreads:

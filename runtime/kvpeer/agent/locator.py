@@ -18,9 +18,8 @@ from kvpeer.core.breaker import Breakers
 from kvpeer.core.chain import ChainSlice, take_keys
 from kvpeer.core.locate import Ask, LocatePlan, LocateQuestion, LocateResult
 from kvpeer.core.located import REMEMBERED_S, LocatedPages, RecentLocations
-from kvpeer.core.negative import NegativeCache
+from kvpeer.core.producers import Producers
 from kvpeer.core.reasons import MissReason
-from kvpeer.core.view import ClusterView
 from kvpeer.metrics import Metrics
 from kvpeer.model import AgentId, KvPeerError
 from kvpeer.wire.messages import Holders
@@ -36,37 +35,30 @@ FAILURE_WAIT_S = 0.1
 
 
 class PeerLocator:
-    """See `peering.Locator`. `lookups`: breakers of the owners that are asked; `fetches`: of the producers that pages
-    would be pulled from. `clock` is monotonic seconds."""
+    """See `peering.Locator`. `lookups`: breakers of the owners that are asked; `producers`: from whom pages would be
+    pulled. `clock` is monotonic seconds. `recent`: what was found, for the pulls that follow."""
 
     def __init__(
         self,
         directory: DirectoryService,
-        view: ClusterView,
-        negative: NegativeCache,
         lookups: Breakers,
-        fetches: Breakers,
+        producers: Producers,
         metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.recent = RecentLocations()
         self._directory = directory
-        self._view = view
-        self._negative = negative
         self._lookups = lookups
-        self._fetches = fetches
+        self._producers = producers
         self._metrics = metrics
         self._clock = clock
-        self._recent = RecentLocations()
 
     async def locate(
         self, chain: ChainSlice, indices: NDArray[np.int64], request: str, deadline: float
     ) -> tuple[NDArray[np.uint8], str]:
         """See `peering.Locator.locate`. A page counts as found only if a pull would ask somebody for it now."""
         located = await self.find(chain, indices, request, deadline)
-        now = self._clock()
-        holding = located.holding(
-            located.positions, located.keys, lambda agent: self.may_ask(agent, now), self._negative, {}, now
-        )
+        holding = self._producers.holding(located, located.positions, located.keys, self._clock())
         statuses = np.where(holding.is_obtainable, located.result.statuses, np.uint8(0))
         lost = np.flatnonzero(statuses != located.result.statuses)
         if len(lost):
@@ -77,29 +69,21 @@ class PeerLocator:
             first_miss = MissReason.NO_HOLDER
         return statuses, first_miss.value if first_miss else ""
 
-    def may_ask(self, producer: AgentId, now: float) -> bool:
-        """Whether pages may be pulled from this agent: it is alive, and its breaker lets a fetch through."""
-        return self._view.info(producer) is not None and self._fetches.is_usable(producer, now)
-
     async def find(self, chain: ChainSlice, indices: NDArray[np.int64], request: str, deadline: float) -> LocatedPages:
         """Where these pages lie at peers; asks their owners. Answers by `deadline`."""
         now = self._clock()
         keys = take_keys(chain.keys, indices)
         nothing_resident = np.zeros(len(indices), dtype=np.bool_)
-        negative = self._negative.has_misses(keys, now)
+        negative = self._producers.negative.has_misses(keys, now)
         question = LocateQuestion(keys, chain.partitions()[indices], nothing_resident, negative)
-        plan = LocatePlan(question, self._view.rings(now, self._avoided(now)), deadline, HEDGE_DELAY_S)
+        plan = LocatePlan(question, self._producers.view.rings(now, self._avoided(now)), deadline, HEDGE_DELAY_S)
         await self._run(plan, deadline)
         result = plan.result
         self._metrics.counter("kvpeer_locate_hedges_total").inc(plan.n_hedged)
         self._account(keys, result)
         located = LocatedPages(chain.first + indices, keys, result, self._clock() + REMEMBERED_S)
-        self._recent.remember(request, located)
+        self.recent.remember(request, located)
         return located
-
-    def recall(self, request: str, positions: NDArray[np.int64], keys: bytes) -> LocatedPages | None:
-        """What was found for this request a moment ago, if it covers these pages."""
-        return self._recent.recall(request, positions, keys, self._clock())
 
     # ---- inside
 
@@ -159,7 +143,9 @@ class PeerLocator:
         return plan.answered(ask, answer, now)
 
     def _avoided(self, now: float) -> list[AgentId]:
-        return [agent_id for agent_id in self._view.ring.members if not self._lookups.is_usable(agent_id, now)]
+        return [
+            agent_id for agent_id in self._producers.view.ring.members if not self._lookups.is_usable(agent_id, now)
+        ]
 
     def _account(self, keys: bytes, result: LocateResult) -> None:
         misses = self._metrics.counter("kvpeer_locate_misses_total")
@@ -168,4 +154,4 @@ class PeerLocator:
         # Only what was asked for just now: remembering a remembered miss again would prolong it for ever.
         if set(result.reasons) == {MissReason.MISS}:
             missing = np.flatnonzero(result.statuses == 0)
-            self._negative.add_misses(take_keys(keys, missing), self._clock())
+            self._producers.negative.add_misses(take_keys(keys, missing), self._clock())

@@ -43,7 +43,9 @@ from kvpeer.core.breaker import Breakers
 from kvpeer.core.directory import DirectoryShard
 from kvpeer.core.membership import MembersChanged, Membership, MembershipSettings
 from kvpeer.core.negative import NegativeCache
+from kvpeer.core.producers import Producers
 from kvpeer.core.publisher import REGISTRY_PARTITION_RECORDS_MAX, Publisher
+from kvpeer.core.pull import Pulls
 from kvpeer.core.ring import Ring
 from kvpeer.core.slots import SlotSettings, SlotTable
 from kvpeer.core.view import ClusterView
@@ -186,22 +188,20 @@ class Agent:
         )
         # An owner that answers lookups says nothing of its data port, nor the other way round.
         self._lookups, self._fetches = Breakers(), Breakers()
-        negative = NegativeCache()
         self._peers = DataPeers(self.agent_id, self._view, self._links, self._verify, config.transport)
         self._admissions = DataAdmissions(self._server, self._view)
         self._touches = Touches(self._pool_service, self._links)
         self._corrupt_pages = CorruptPages(self._pool_service, self._links, self._metrics, clock)
-        self._locator = PeerLocator(
-            self._directory, self._view, negative, self._lookups, self._fetches, self._metrics, clock
-        )
-        services = Services(
-            self._pool_service, self._locator, self._directory, self._view, negative, self._fetches, self._peers,
-            self._touches, self._corrupt_pages, self._metrics, clock,
-        )  # fmt: skip
         threads = FetchThreads(
             self._peers.fetch, config.transport.fetch_threads, config.transport.connections_per_peer, clock
         )
-        self._puller = PeerPuller(services, threads)
+        producers = Producers(self._view, self._fetches, NegativeCache(), threads.in_flight)
+        self._locator = PeerLocator(self._directory, self._lookups, producers, self._metrics, clock)
+        services = Services(
+            self._pool_service, self._locator, self._directory, self._touches, self._corrupt_pages, self._metrics,
+            self._peers.transport, clock,
+        )  # fmt: skip
+        self._puller = PeerPuller(services, Pulls(producers, self._locator.recent), threads)
         self._clients = ClientServer(
             config.agent.socket, self.agent_id, self._pool_service, self._pool.payload_bytes, config.pool.extent_bytes,
             self._verify, self._locator, self._puller, clock, self._metrics,

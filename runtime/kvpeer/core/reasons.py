@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from enum import Enum
 
-__all__ = ["DecisionReason", "MissReason", "UnaskedReason"]
+from kvpeer.model import KvPeerError
+
+__all__ = ["DecisionReason", "MissReason", "NotAskedError", "UnaskedReason"]
 
 
 class MissReason(str, Enum):
@@ -49,6 +51,16 @@ class UnaskedReason(str, Enum):
     """As many fetches from its producer as may run at a time ran until the deadline."""
     LATE = "late"
     """No thread was free before the deadline, or locating took all the time."""
+
+
+class NotAskedError(KvPeerError):
+    """A producer was not asked, for a reason on this side: it says nothing about the producer."""
+
+    retryable = True
+
+    def __init__(self, reason: UnaskedReason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class DecisionReason(str, Enum):

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from kvpeer.core.reasons import UnaskedReason
+from kvpeer.core.reasons import NotAskedError
 from kvpeer.model import KEY_BYTES, PARTS_MAX, KvPeerError, LocalProtocolError, Outcome
 from kvpeer.native import PART_DTYPE, FetchedPages, Keys
 
@@ -22,16 +22,6 @@ __all__ = ["CHUNK_BYTES_MAX", "FetchBatch", "FetchResult", "NotAskedError", "Tra
 CHUNK_BYTES_MAX = 8 << 20
 """Page bytes asked for at a time: an aborted fetch waits for no more than these, a few milliseconds' worth. Larger
 chunks would not be faster: the pause between two of them is one round trip."""
-
-
-class NotAskedError(KvPeerError):
-    """The producer was not asked, for a reason on this side: it says nothing about the producer."""
-
-    retryable = True
-
-    def __init__(self, reason: UnaskedReason, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True, eq=False)

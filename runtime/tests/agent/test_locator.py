@@ -45,7 +45,7 @@ def test_a_location_that_just_failed_is_not_promised_and_its_neighbours_are(tmp_
         await producer.publish(1, 2, 3)
         await reader.finds(1, 2, 3)
         failed = location_of(reader, producer, 2)
-        reader.locator._negative.add_locations(chain_of(2).keys, failed, producer.id, time.monotonic())
+        reader.locator._producers.negative.add_locations(chain_of(2).keys, failed, producer.id, time.monotonic())
         assert await reader.locate(1, 2, 3, 4) == ([2, 0, 2, 0], MissReason.NO_HOLDER.value)
 
     with_agents(tmp_path, "reader producer", scenario)

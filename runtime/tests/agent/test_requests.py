@@ -53,7 +53,7 @@ def test_what_is_kept_of_a_request_id_has_a_limit_and_the_id_works_all_the_same(
         request = "r" * 1_000_000
         located = await ask(reader, Locate(request, 0, chain.keys, chain.anchors))
         assert located.statuses == bytes([2])
-        assert max(map(len, reader.locator._recent._by_request)) <= TEXT_CHARS_MAX
+        assert max(map(len, reader.locator.recent._by_request)) <= TEXT_CHARS_MAX
         assert (await ask(reader, Fetch(request, 0, chain.keys, chain.anchors))).outcomes == bytes([Outcome.HIT])
         assert reader.count("kvpeer_fetch_pages_total", outcome="hit", transport="tcp") == 1
 

@@ -7,6 +7,7 @@ __all__ = ["TESTS_OF_MODULE"]
 _SLOTS = ("core/test_slots.py", "core/test_slots_accounts.py", "core/test_slots_stateful.py")
 _MEMBERSHIP = ("core/test_membership.py", "core/test_membership_settings.py")
 _LOCATE = ("core/test_locate.py",)
+_PULL = ("core/test_pull.py", "core/test_pull_properties.py")
 
 TESTS_OF_MODULE: dict[str, tuple[str, ...]] = {
     "wire/framing": ("wire/test_framing.py",),
@@ -26,6 +27,10 @@ TESTS_OF_MODULE: dict[str, tuple[str, ...]] = {
     "core/locate/plan": _LOCATE,
     "core/locate/owners": _LOCATE,
     "core/locate/answers": _LOCATE,
+    "core/pull/plan": _PULL,
+    "core/pull/pulls": _PULL,
+    "core/pull/stale": _PULL,
+    "core/producers": _PULL,
     "core/membership/machine": _MEMBERSHIP,
     "core/membership/table": _MEMBERSHIP,
     "core/membership/probing": _MEMBERSHIP,
