@@ -13,6 +13,8 @@ from kvpeer.core.breaker import Breakers
 from kvpeer.core.chain import ChainSlice
 from kvpeer.core.membership import MembersChanged, Membership, MembershipSettings
 from kvpeer.core.negative import NegativeCache
+from kvpeer.core.producers import Producers
+from kvpeer.core.pull import Pulls, ReportCorrupt, ReportStale, Touched
 from kvpeer.core.slot_effects import Found, Published, Withdrawn
 from kvpeer.core.view import ClusterView
 from kvpeer.model import AGENT_ID_BYTES, AgentId, Outcome
@@ -22,7 +24,7 @@ from kvpeer.sim.links import Handlers, Links
 from kvpeer.sim.membership import MembershipService, Seed
 from kvpeer.sim.pool import Cohort, Pool
 from kvpeer.sim.reading import Locator, Puller, Services
-from kvpeer.sim.transfer import Answer, Batch, DataPeers, DataServer
+from kvpeer.sim.transfer import Answer, DataPeers, DataServer
 from kvpeer.sim.world import World
 from kvpeer.wire.messages import AgentInfo, Holders, PeerMessage, Touch
 from kvpeer.wire.packing import U4, count, pack, unpack
@@ -79,19 +81,16 @@ class Agent:
         machine = Membership(self.info, MEMBERSHIP, self.rng, process.clock())
         self.membership = MembershipService(machine, process, links, seeds, self._members_changed)
         self.lookups, self.fetches = Breakers(), Breakers()
-        self.negative = NegativeCache()
         self.server = DataServer(
             self.agent_id, self.host, self.pool.memory, process, self.rng,
             lambda answer, run_id: lies.page(self.host, answer, run_id),
         )  # fmt: skip
         world.servers.listen(self.info, self.server)
         self.peers = DataPeers(self.agent_id, self.host, self.pool.memory, process, links, self.view, world.servers)
-        self.locator = Locator(process, self.directory, self.view, self.negative, self.lookups, self.fetches)
-        services = Services(
-            process, self.pool, self.locator, self.directory, self.view, self.negative, self.fetches, self.peers,
-            self._touch, self._found_corrupt,
-        )  # fmt: skip
-        self.puller = Puller(services)
+        producers = Producers(self.view, self.fetches, NegativeCache(), self.peers.in_flight)
+        self.locator = Locator(process, self.directory, self.lookups, producers)
+        services = Services(process, self.pool, self.locator, self.peers, self._tell)
+        self.puller = Puller(services, Pulls(producers, self.locator.recent))
 
     def start(self) -> None:
         """Begins to serve."""
@@ -195,12 +194,14 @@ class Agent:
         self.world.note("view", self.name, len(change.alive), len(change.ended))
         self.directory.members_changed(self.view.ring, self.view.alive)
 
-    def _touch(self, producer: AgentId, slots: NDArray[np.uint32], generations: NDArray[np.uint32]) -> None:
-        self._touched.setdefault(producer, []).append((slots, generations))
-
-    def _found_corrupt(self, producer: AgentId, batch: Batch, outcomes: NDArray[np.uint8]) -> None:
-        for idx in np.flatnonzero(outcomes == Outcome.CORRUPT).tolist():
-            self.world.corrupt_page_found(producer, int(batch.slots[idx]), int(batch.generations[idx]), self.name)
+    def _tell(self, effect: Touched | ReportStale | ReportCorrupt) -> None:
+        if isinstance(effect, Touched):
+            self._touched.setdefault(effect.producer, []).append((effect.slots, effect.generations))
+        elif isinstance(effect, ReportStale):
+            self.directory.report_stale(effect.owner, effect.report)
+        else:
+            for slot, generation in zip(effect.slots.tolist(), effect.generations.tolist(), strict=True):
+                self.world.corrupt_page_found(effect.producer, slot, generation, self.name)
 
     async def _send_touches(self) -> None:
         while True:

@@ -226,8 +226,8 @@ def check_rest(cluster: Cluster) -> None:
         stats = agent.pool.table.stats()
         n_stranded = len(agent.pool.table._residents.stranded)
         left = {
-            "pulls": len(agent.puller.under_way),
-            "fetches": len(agent.puller.in_flight),
+            "pulls": len(agent.puller.pulls),
+            "fetches": len(agent.peers.in_flight),
             "pins": stats.n_pins,
             "reservations": stats.n_writing,
             "slots with a silent writer": n_stranded,

@@ -8,6 +8,7 @@ the connection up, and nothing arrives any more.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -59,11 +60,19 @@ class Batch:
 
 @dataclass(slots=True)
 class Fetched:
-    """`parts`: the part table of each page that is a HIT."""
+    """A `core.pull.FetchAnswer`. `parts`: the part table that came with each page."""
 
     outcomes: NDArray[np.uint8]
     parts: list[tuple[Part, ...]]
     error: KvPeerError | None = None
+
+    @property
+    def n_parts(self) -> NDArray[np.uint16]:
+        return np.array([len(table) for table in self.parts], dtype=np.uint16)
+
+    @property
+    def n_asked(self) -> int:
+        return len(self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +209,7 @@ class DataPeers:
         self._view = view
         self._servers = servers
         self._idle: dict[AgentId, Connection] = {}
+        self.in_flight: Counter[AgentId] = Counter()
 
     def forget(self, producer: AgentId) -> None:
         """The producer ended: its connection is closed."""
@@ -209,6 +219,15 @@ class DataPeers:
 
     async def fetch(self, producer: AgentId, batch: Batch, deadline: float) -> Fetched:
         """Fetches, verified; ends by `deadline` on the own clock, and writes nothing afterwards."""
+        self.in_flight[producer] += 1
+        try:
+            return await self._fetch(producer, batch, deadline)
+        finally:
+            self.in_flight[producer] -= 1
+            if not self.in_flight[producer]:
+                del self.in_flight[producer]
+
+    async def _fetch(self, producer: AgentId, batch: Batch, deadline: float) -> Fetched:
         fetched = Fetched(np.full(len(batch), Outcome.MISS, dtype=np.uint8), [()] * len(batch))
         connection = None
         try:
@@ -303,7 +322,7 @@ class DataPeers:
             self._memory.payload[address : address + len(answer.payload)] = answer.payload
             outcome = verified(answer.before, answer.payload, answer.after, want)
         fetched.outcomes[idx] = outcome
-        if outcome is Outcome.HIT and answer.before is not None:
+        if answer.before is not None:
             fetched.parts[idx] = answer.before.parts
 
 

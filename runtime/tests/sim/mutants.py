@@ -12,6 +12,8 @@ from kvpeer.core.directory import DirectoryShard
 from kvpeer.core.directory_table import Op
 from kvpeer.core.locate import LocatePlan
 from kvpeer.core.owner_stream import OwnerStream
+from kvpeer.core.pull import Fetch, GiveBack, PullPlan
+from kvpeer.core.pull import plan as pull_plan
 from kvpeer.core.resident import Resident
 from kvpeer.core.ring import Ring
 from kvpeer.model import Outcome
@@ -107,8 +109,38 @@ def reuse_under_writer(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Resident, "is_held", property(lambda self: bool(self.pins)))
 
 
+def commit_unverified(patch: pytest.MonkeyPatch) -> None:
+    """A pull commits every page that came, whatever its verification said."""
+    fetched = PullPlan.fetched
+
+    def take_all(self, fetch, answer, now):
+        answer.outcomes[answer.outcomes == Outcome.CORRUPT] = Outcome.HIT
+        return fetched(self, fetch, answer, now)
+
+    patch.setattr(PullPlan, "fetched", take_all)
+
+
+def pull_deadline_ignored(patch: pytest.MonkeyPatch) -> None:
+    """A pull waits for its producers, however long they take."""
+    patch.setattr(pull_plan, "FETCH_MARGIN_S", -3600.0)
+
+
+def give_back_under_a_fetch(patch: pytest.MonkeyPatch) -> None:
+    """A pull gives its slots back while pages may still come into them."""
+    reserved = PullPlan.reserved
+
+    def give_back_at_once(self, reserve, reservation, now):
+        effects = reserved(self, reserve, reservation, now)
+        fetches = [effect for effect in effects if isinstance(effect, Fetch)]
+        return [*effects, *(GiveBack(fetch.slots, fetch.generations) for fetch in fetches)]
+
+    patch.setattr(PullPlan, "reserved", give_back_at_once)
+
+
 NAMED: list[Mutant] = [
     never_check_generation, withdraw_without_compare, no_incarnation_purge, deadline_ignored, ring_off_by_one,
 ]  # fmt: skip
-OWN: list[Mutant] = [no_anti_entropy, never_sweep, reuse_under_writer]
+OWN: list[Mutant] = [
+    no_anti_entropy, never_sweep, reuse_under_writer, commit_unverified, pull_deadline_ignored, give_back_under_a_fetch,
+]  # fmt: skip
 MUTANTS = [*NAMED, *OWN]
