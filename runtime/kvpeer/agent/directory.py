@@ -16,16 +16,15 @@ from numpy.typing import NDArray
 
 from kvpeer.agent.tasks import escalate
 from kvpeer.core.directory import DirectoryShard
+from kvpeer.core.owner_answers import checked_holders, checked_stream_answer, take_streamed
 from kvpeer.core.owner_stream import StreamMessage
 from kvpeer.core.publisher import Publisher, SendToOwner
 from kvpeer.core.ring import Ring
-from kvpeer.model import AgentId, KvPeerError, RemoteProtocolError
+from kvpeer.model import AgentId, KvPeerError
 from kvpeer.wire.messages import (
     AgentInfo,
-    Applied,
     Apply,
     Digests,
-    DigestsChecked,
     Holders,
     Lookup,
     PeerMessage,
@@ -127,10 +126,7 @@ class DirectoryService:
         """
         if owner == self.own_id:
             return self.shard.lookup(message)
-        answer = await self._peers.request(owner, message, deadline_s)
-        if not isinstance(answer, Holders):
-            raise RemoteProtocolError(f"agent {owner.hex()} answered a Lookup with {type(answer).__name__}")
-        return answer
+        return checked_holders(await self._peers.request(owner, message, deadline_s))
 
     def report_stale(self, owner: AgentId, report: StaleReport) -> None:
         """Tells an owner that locations are stale."""
@@ -148,17 +144,8 @@ class DirectoryService:
         self.shard.stale(message)
 
     async def _streamed(self, peer: AgentInfo, message: PeerMessage) -> PeerMessage:
-        return self._deliver(AgentId(peer.agent_id), message)
-
-    def _deliver(self, producer: AgentId, message: PeerMessage) -> Applied | DigestsChecked:
-        if isinstance(message, Apply):
-            return self.shard.apply(producer, message)
-        if isinstance(message, Repair):
-            return self.shard.repair(producer, message)
-        if isinstance(message, Synced):
-            return self.shard.synced(producer, message)
-        assert isinstance(message, Digests)  # noqa: S101 - the only other message of a stream
-        return self.shard.digests(producer, message)
+        assert isinstance(message, StreamMessage)  # noqa: S101 - what it is registered for
+        return take_streamed(self.shard, AgentId(peer.agent_id), message)
 
     # ---- life
 
@@ -201,7 +188,7 @@ class DirectoryService:
 
     def _send_to_self(self, effect: SendToOwner) -> list[SendToOwner]:
         try:
-            answer = self._deliver(self.own_id, effect.message)
+            answer = take_streamed(self.shard, self.own_id, effect.message)
         except KvPeerError as error:
             return self._failed(effect, error)
         return self.publisher.acknowledged(effect.owner, effect.message, answer, self._clock())
@@ -218,9 +205,7 @@ class DirectoryService:
         message: StreamMessage = effect.message
         self.n_repairs += isinstance(message, Repair)
         try:
-            answer = await self._peers.request(effect.owner, message, STREAM_DEADLINE_S)
-            if not isinstance(answer, Applied | DigestsChecked):
-                raise RemoteProtocolError(f"it answered a {type(message).__name__} with {type(answer).__name__}")
+            answer = checked_stream_answer(message, await self._peers.request(effect.owner, message, STREAM_DEADLINE_S))
             effects = self.publisher.acknowledged(effect.owner, message, answer, self._clock())
         except KvPeerError as error:
             effects = self._failed(effect, error)

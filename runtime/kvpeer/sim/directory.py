@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from kvpeer.core.directory import DirectoryShard
+from kvpeer.core.owner_answers import checked_holders, checked_stream_answer, take_streamed
 from kvpeer.core.owner_stream import StreamMessage
 from kvpeer.core.publisher import REGISTRY_PARTITION_RECORDS_MAX, Publisher, SendToOwner
 from kvpeer.core.ring import Ring
 from kvpeer.core.slot_effects import Published, Withdrawn
-from kvpeer.model import AgentId, KvPeerError, RemoteProtocolError
+from kvpeer.model import AgentId, KvPeerError
 from kvpeer.native import DirectoryTable
 from kvpeer.sim.kernel import Process
 from kvpeer.sim.links import Handlers, Links
 from kvpeer.wire.messages import (
     AgentInfo,
-    Applied,
     Apply,
     Digests,
-    DigestsChecked,
     Holders,
     Lookup,
     PeerMessage,
@@ -84,10 +83,7 @@ class Directory:
     # ---- what peers ask
 
     async def lookup(self, owner: AgentId, message: Lookup, deadline_s: float) -> Holders:
-        answer = await self._links.request(owner, message, deadline_s)
-        if not isinstance(answer, Holders):
-            raise RemoteProtocolError(f"a Lookup was answered with {type(answer).__name__}")
-        return answer
+        return checked_holders(await self._links.request(owner, message, deadline_s))
 
     def report_stale(self, owner: AgentId, report: StaleReport) -> None:
         if owner == self.own_id:
@@ -105,17 +101,8 @@ class Directory:
         self.shard.stale(message)
 
     def _streamed(self, peer: AgentInfo, message: PeerMessage) -> PeerMessage:
-        return self._deliver(AgentId(peer.agent_id), message)
-
-    def _deliver(self, producer: AgentId, message: PeerMessage) -> Applied | DigestsChecked:
-        if isinstance(message, Apply):
-            return self.shard.apply(producer, message)
-        if isinstance(message, Repair):
-            return self.shard.repair(producer, message)
-        if isinstance(message, Synced):
-            return self.shard.synced(producer, message)
-        assert isinstance(message, Digests)  # noqa: S101 - the only other message of a stream
-        return self.shard.digests(producer, message)
+        assert isinstance(message, StreamMessage)  # noqa: S101 - what it is registered for
+        return take_streamed(self.shard, AgentId(peer.agent_id), message)
 
     # ---- inside
 
@@ -124,7 +111,7 @@ class Directory:
         while pending:
             effect = pending.pop(0)
             if effect.owner == self.own_id:
-                answer = self._deliver(self.own_id, effect.message)
+                answer = take_streamed(self.shard, self.own_id, effect.message)
                 now = self._process.clock()
                 pending += self.publisher.acknowledged(effect.owner, effect.message, answer, now)
             else:
@@ -133,9 +120,7 @@ class Directory:
     async def _send(self, effect: SendToOwner) -> None:
         message: StreamMessage = effect.message
         try:
-            answer = await self._links.request(effect.owner, message, STREAM_DEADLINE_S)
-            if not isinstance(answer, Applied | DigestsChecked):
-                raise RemoteProtocolError(f"a {type(message).__name__} was answered with {type(answer).__name__}")
+            answer = checked_stream_answer(message, await self._links.request(effect.owner, message, STREAM_DEADLINE_S))
             effects = self.publisher.acknowledged(effect.owner, message, answer, self._process.clock())
         except KvPeerError:
             self.publisher.failed(effect.owner, message, self._process.clock())
