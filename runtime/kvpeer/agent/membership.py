@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Protocol
 
-from kvpeer.core.membership import JoinSeed, MembersChanged, Membership, Send
+from kvpeer.core.membership import JoinSeed, MemberMessage, MembersChanged, Membership, Send, heard
 from kvpeer.core.membership.effects import Effect
 from kvpeer.model import AgentId, KvPeerError
 from kvpeer.wire.messages import AgentInfo, Gossip, PeerMessage, PeerWelcome, Ping, PingAck, PingRequest
@@ -83,16 +83,8 @@ class MembershipService:
         self._perform(self.machine.evidence_of_death(agent_id, self._clock()))
 
     async def _heard(self, peer: AgentInfo, message: PeerMessage) -> None:
-        sender = AgentId(peer.agent_id)
-        now = self._clock()
-        if isinstance(message, Ping):
-            self._perform(self.machine.ping(sender, message, now))
-        elif isinstance(message, PingAck):
-            self._perform(self.machine.ack(sender, message, now))
-        elif isinstance(message, PingRequest):
-            self._perform(self.machine.ping_request(sender, message, now))
-        elif isinstance(message, Gossip):
-            self._perform(self.machine.gossip(sender, message, now))
+        assert isinstance(message, MemberMessage)  # noqa: S101 - what it is registered for
+        self._perform(heard(self.machine, AgentId(peer.agent_id), message, self._clock()))
 
     # ---- life
 

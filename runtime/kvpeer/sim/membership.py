@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from kvpeer.core.membership import Effect, JoinSeed, MembersChanged, Membership, Send
+from kvpeer.core.membership import Effect, JoinSeed, MemberMessage, MembersChanged, Membership, Send, heard
 from kvpeer.model import AgentId, KvPeerError
 from kvpeer.sim.kernel import Process, Task
 from kvpeer.sim.links import Handlers, Links
@@ -58,16 +58,8 @@ class MembershipService:
     # ---- inside
 
     def _heard(self, peer: AgentInfo, message: PeerMessage) -> None:
-        sender = AgentId(peer.agent_id)
-        now = self._process.clock()
-        if isinstance(message, Ping):
-            self._perform(self.machine.ping(sender, message, now))
-        elif isinstance(message, PingAck):
-            self._perform(self.machine.ack(sender, message, now))
-        elif isinstance(message, PingRequest):
-            self._perform(self.machine.ping_request(sender, message, now))
-        elif isinstance(message, Gossip):
-            self._perform(self.machine.gossip(sender, message, now))
+        assert isinstance(message, MemberMessage)  # noqa: S101 - what it is registered for
+        self._perform(heard(self.machine, AgentId(peer.agent_id), message, self._process.clock()))
 
     def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:

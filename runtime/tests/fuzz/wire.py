@@ -12,7 +12,8 @@ import numpy as np
 from kvpeer.core.chain import ChainSlice
 from kvpeer.core.directory import DirectoryShard
 from kvpeer.core.locate.answers import Answers, checked
-from kvpeer.core.membership import Membership, MembershipSettings
+from kvpeer.core.membership import Membership, MembershipSettings, heard
+from kvpeer.core.owner_answers import take_streamed
 from kvpeer.core.ring import Ring
 from kvpeer.model import AgentId, KvPeerError, RemoteProtocolError
 from kvpeer.wire.codec import decode_client, decode_peer, encode
@@ -136,15 +137,10 @@ def deliver_to_shard(message: Apply | Repair | Synced | Digests | StaleReport | 
         assert len(answer.statuses) == len(message.partitions) // 2
     elif isinstance(message, StaleReport):
         shard.stale(message)
-    elif isinstance(message, Apply):
-        shard.apply(PEER, message)
-        shard.apply(PEER, message)
-    elif isinstance(message, Repair):
-        shard.repair(PEER, message)
-    elif isinstance(message, Synced):
-        shard.synced(PEER, message)
     else:
-        shard.digests(PEER, message)
+        take_streamed(shard, PEER, message)
+        if isinstance(message, Apply):
+            take_streamed(shard, PEER, message)
     assert shard.stats().records <= len(encode(message)) // 16
 
 
@@ -168,15 +164,9 @@ def deliver_to_membership(message: Ping | PingAck | PingRequest | Gossip | PeerW
     info = AgentInfo(OWN, "own", "10.0.0.1", 1, 2)
     machine = Membership(info, MembershipSettings(), random.Random(0), 0.0)
     machine.hello(AgentInfo(PEER, "peer", "10.0.0.2", 1, 2), 0.0)
-    if isinstance(message, Ping):
-        machine.ping(PEER, message, 1.0)
-    elif isinstance(message, PingAck):
-        machine.ack(PEER, message, 1.0)
-    elif isinstance(message, PingRequest):
-        machine.ping_request(PEER, message, 1.0)
-    elif isinstance(message, Gossip):
-        machine.gossip(PEER, message, 1.0)
-    else:
+    if isinstance(message, PeerWelcome):
         machine.joined(message.members, 1.0)
+    else:
+        heard(machine, PEER, message, 1.0)
     machine.tick(2.0)
     assert OWN in {member.agent_id for member in machine.alive()}

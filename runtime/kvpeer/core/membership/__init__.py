@@ -4,6 +4,7 @@ Membership is a hint that steers, never a fact that safety rests on. See `machin
 """
 
 from kvpeer.core.membership.effects import Effect, JoinSeed, MembersChanged, Send
+from kvpeer.core.membership.hearing import MemberMessage, heard
 from kvpeer.core.membership.machine import Membership
 from kvpeer.core.membership.settings import MEMBERS_MAX, MembershipSettings
 from kvpeer.core.membership.table import MemberState
@@ -12,9 +13,11 @@ __all__ = [
     "MEMBERS_MAX",
     "Effect",
     "JoinSeed",
+    "MemberMessage",
     "MemberState",
     "MembersChanged",
     "Membership",
     "MembershipSettings",
     "Send",
+    "heard",
 ]
