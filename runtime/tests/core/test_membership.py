@@ -606,3 +606,81 @@ def test_the_view_for_people_shows_the_dead_until_they_are_forgotten():
     tick_until(membership, 0.0, SETTINGS.forget_s + 1.0, answers=True)
     assert update(2, DEAD) not in membership.view()
     assert update(1, ALIVE) in membership.view()
+
+
+# ---- what others rely on --------------------------------------------------------------------------------------------
+
+
+def test_no_two_pings_have_the_same_number_and_each_goes_to_somebody_known():
+    membership = machine(4)
+    effects = hear(membership, update(2, SUSPECT), update(3, DEAD))
+    effects += membership.ping_request(id_of(1), PingRequest(7, id_of(4), []), 0.0)
+    effects += membership.evidence_of_death(id_of(4), 0.0)
+    effects += tick_until(membership, 0.0, 30.0)
+    pings = sends(effects, Ping)
+    numbers = [ping.message.sequence for ping in pings]
+    assert len(set(numbers)) == len(numbers)
+    assert all(number > 0 for number in numbers)
+    assert {ping.agent_id for ping in pings} == {id_of(number) for number in (1, 2, 3, 4)}
+
+
+def test_every_message_has_rumours_even_if_none():
+    membership = machine(4)
+    effects = membership.ping_request(id_of(1), PingRequest(7, id_of(0), []), 0.0)
+    effects += membership.ping_request(id_of(1), PingRequest(8, id_of(2), []), 0.0)
+    (relayed,) = sends(effects, Ping)
+    effects += membership.ack(id_of(2), PingAck(relayed.message.sequence, id_of(2), []), 0.1)
+    effects += tick_until(membership, 0.1, 10.0)
+    messages = [effect.message for effect in effects if isinstance(effect, Send)]
+    assert {type(message) for message in messages} == {Ping, PingAck, PingRequest, Gossip}
+    assert all(isinstance(message.updates, list) for message in messages)
+    assert {send.agent_id for send in sends(effects, PingAck)} == {id_of(1)}
+
+
+def test_a_suspect_hears_of_it_from_who_suspects_it():
+    membership = machine(1)
+    effects = tick_until(membership, 0.0, 5.0)
+    told = [update for send in sends(effects, Gossip) if send.agent_id == id_of(1) for update in send.message.updates]
+    assert (id_of(1), SUSPECT) in [(update.info.agent_id, update.state) for update in told]
+
+
+def test_a_newcomer_is_shown_the_whole_view_and_a_member_is_not():
+    membership = machine(3)
+    shown = [send for send in sends(membership.hello(info(9), 0.0), Gossip) if send.agent_id == id_of(9)]
+    assert {update.info.agent_id for send in shown for update in send.message.updates} >= {id_of(n) for n in range(4)}
+    assert not [send for send in sends(membership.hello(info(9), 1.0), Gossip) if send.agent_id == id_of(9)]
+
+
+@pytest.mark.parametrize("agent_id", [id_of(0), b"short", b""])
+def test_a_hello_of_oneself_or_of_nobody_changes_nothing(agent_id: bytes):
+    membership = machine(3)
+    before = membership.alive()
+    stranger = AgentInfo(agent_id, "x", "10.0.0.1", 7002, 9002)
+    assert changes(membership.hello(stranger, 0.0)) == []
+    assert membership.alive() == before
+
+
+def test_a_hello_from_another_address_does_not_clear_a_suspicion():
+    membership = machine(3)
+    hear(membership, update(2, SUSPECT, 4))
+    membership.hello(AgentInfo(id_of(2), "agent-2", "10.9.9.9", 1, 2), 0.0)
+    (known,) = [update for update in membership.view() if update.info.agent_id == id_of(2)]
+    assert (known.state, known.refutation, known.info.host) == (SUSPECT, 4, "10.9.9.9")
+
+
+def test_who_knows_only_the_dead_still_asks_them():
+    membership = machine(1)
+    hear(membership, update(1, DEAD))
+    pings = sends(tick_until(membership, 0.0, 4 * SETTINGS.dead_probe_interval_s), Ping)
+    assert len(pings) >= 3
+    assert {ping.agent_id for ping in pings} == {id_of(1)}
+
+
+def test_counters_count_every_time():
+    membership = machine(3)
+    for refutation in (3, 9):
+        hear(membership, update(0, SUSPECT, refutation))
+        hear(membership, update(2, SUSPECT, -1))
+        hear(membership, *[update(2, ALIVE)] * (UPDATES_PER_GOSSIP_MAX + 2))
+    assert membership.n_refutations == 2
+    assert membership.n_updates_refused == 2 * 3
