@@ -67,6 +67,12 @@ $(ENGINE_VENV)/.ready: $(ENGINE_VENV)/.engine $(BUILD)/wheel/.ready
 	@$(UV) pip install -q --compile-bytecode --python $(ENGINE_VENV)/bin/python --reinstall --no-deps $(BUILD)/wheel/*.whl
 	@touch $@
 
+$(BUILD)/peercache/.ready: requirements/faults.txt | $(ENGINE_VENV)/.engine
+	$(call SAY,PeerCache beside the engine environment)
+	@rm -rf $(BUILD)/peercache
+	@$(UV) pip install -q --python $(ENGINE_VENV)/bin/python --require-hashes --no-deps --target $(BUILD)/peercache -r requirements/faults.txt
+	@touch $@
+
 .PHONY: native wheel venv engine-venv
 venv: $(VENV)/.ready ## the development environment in build/venv
 native: $(LIB) ## the native library beside its binding
@@ -170,10 +176,14 @@ docs: $(LIB) ## regenerate the pages that are made from code (a test compares th
 
 # ---- use --------------------------------------------------------------------------------------------------------------
 
-.PHONY: demo demo-sglang bench clean
+.PHONY: demo demo-sglang bench faults clean
 bench: $(LIB) ## what kvpeer costs on this machine, beside references (2 to 3 minutes)
 	$(call SAY,benchmark)
 	@PYTHONPATH=runtime $(BIN)/python -m kvpeer.cli bench local --json $(BUILD)/bench.json
+
+faults: $(ENGINE_VENV)/.ready $(BUILD)/peercache/.ready ## known faults of such caches, tried on kvpeer and on PeerCache (6 minutes)
+	$(call SAY,faults)
+	@PYTHONPATH=$(CURDIR)/$(BUILD)/peercache $(ENGINE_VENV)/bin/python bench/faults --against peercache --json $(BUILD)/faults.json
 
 demo: $(ENGINE_VENV)/.ready ## two real vLLM engines on this CPU share pages
 	$(call SAY,demo)
