@@ -61,7 +61,8 @@ class _Lookup:
     chain: ChainSlice
     deadline: float
     answer: Answer | None = None
-    answered_at: float = 0.0
+    seen_at: float | None = None
+    """When the scheduler first saw the answer: it ages from then on, however long a step was in which it came."""
     ended: threading.Event = field(default_factory=threading.Event)
 
 
@@ -125,7 +126,7 @@ class Lookups:
         if refusal is None and patience_s > 0:
             lookup.ended.wait(patience_s)
         with self._lock:
-            return refusal or lookup.answer
+            return refusal or self._settle(lookup, now)
 
     def forget(self, request: str) -> None:
         """Drops what is known or under way for a request."""
@@ -151,12 +152,14 @@ class Lookups:
     def _is_usable(self, lookup: _Lookup, attempt: int, first: int, now: float) -> bool:
         if lookup.attempt != attempt or first < lookup.first:
             return False
-        return lookup.answer is None or now - lookup.answered_at < FRESH_S
+        return lookup.seen_at is None or now - lookup.seen_at < FRESH_S
 
     def _settle(self, lookup: _Lookup, now: float) -> Answer | None:
         if lookup.answer is None and now >= lookup.deadline:
-            lookup.answer, lookup.answered_at = Answer(lookup.first, np.zeros(0, np.uint8)), now
+            lookup.answer = Answer(lookup.first, np.zeros(0, np.uint8))
             self._tally.count("lookups", "timeout")
+        if lookup.answer is not None and lookup.seen_at is None:
+            lookup.seen_at = now
         return lookup.answer
 
     def _ask(self, request: str, lookup: _Lookup) -> Answer | None:
@@ -194,6 +197,6 @@ class Lookups:
         with self._lock:
             if self._lookups.get(request) is not lookup or lookup.answer is not None:
                 return
-            lookup.answer, lookup.answered_at = Answer(lookup.first, located.statuses), now
+            lookup.answer = Answer(lookup.first, located.statuses)
         is_hit = len(located.statuses) > 0 and located.statuses[0] != 0
         self._tally.count("lookups", "hit" if is_hit else located.reason or "miss")

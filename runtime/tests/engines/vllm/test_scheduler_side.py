@@ -275,6 +275,21 @@ def test_an_offer_that_vllm_could_not_use_is_made_again(engine: Engine) -> None:
     assert len(engine.locator.asked) == 2, "an answer this old is asked again"
 
 
+def test_an_answer_that_came_during_a_long_step_is_used(engine: Engine) -> None:
+    request = FakeRequest.of_pages("r", 4)
+    engine.locator.answer = lambda chain: [2] * len(chain)
+    engine.locator.may_answer.clear()
+    engine.side.request_arrived(request)
+    assert engine.side.match(request, 0) is None
+    engine.locator.may_answer.set()
+    pause = threading.Event()
+    while "lookups" not in engine.counts():  # counted when the answer is there; the test's own deadline ends this
+        pause.wait(0.002)
+    # Were it too old by then, it would be asked again at every such step, and its request would not run.
+    engine.clock.now += 10
+    assert engine.side.match(request, 0) == 4 * PAGE_TOKENS
+
+
 def test_a_longer_local_hit_uses_the_same_answer_and_a_shorter_one_asks_again(engine: Engine) -> None:
     request = FakeRequest.of_pages("r", 6)
     engine.locator.answer = lambda chain: [2] * len(chain)
