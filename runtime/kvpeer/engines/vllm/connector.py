@@ -8,12 +8,11 @@ that names the fix. Afterwards nothing that goes wrong here may reach the engine
 
 from __future__ import annotations
 
-import functools
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -21,11 +20,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorRole,
 )
-from vllm.logger import init_logger
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvpeer.engines.vllm.connection import connect_rank, connect_scheduler, engine_name
 from kvpeer.engines.vllm.facts import RankLayout, rank_layout
+from kvpeer.engines.vllm.guard import guarded
 from kvpeer.engines.vllm.metadata import RankFacts, StepOrders, agreed_facts
 from kvpeer.engines.vllm.namespace import refuse_unsupported
 from kvpeer.engines.vllm.scheduler_side import SchedulerSide, StepSchedule
@@ -47,31 +46,9 @@ if TYPE_CHECKING:
 
 __all__ = ["KVPeerConnector"]
 
-_logger = init_logger("vllm.kvpeer")
-
-_Method = TypeVar("_Method", bound=Callable[..., Any])
-
 # vLLM's abstract messages have no methods, so ours need not inherit from them and stay importable without vLLM.
 KVConnectorMetadata.register(StepOrders)
 KVConnectorHandshakeMetadata.register(RankFacts)
-
-
-def _guarded(answer: Callable[[], Any]) -> Callable[[_Method], _Method]:
-    """Makes a method answer `answer()` instead of raising; see the module docstring."""
-
-    def decorate(method: _Method) -> _Method:
-        @functools.wraps(method)
-        def guarded(self: KVPeerConnector, *args: Any, **kwargs: Any) -> Any:
-            try:
-                return method(self, *args, **kwargs)
-            except Exception:
-                _logger.exception("kvpeer: %s failed; the engine goes on without it", method.__name__)
-                self._tally.count("errors", method.__name__)
-                return answer()
-
-        return guarded  # type: ignore[return-value]
-
-    return decorate
 
 
 class KVPeerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is not installed where mypy runs
@@ -142,24 +119,24 @@ class KVPeerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is not 
 
     # ---- scheduler side
 
-    @_guarded(lambda: None)
+    @guarded(lambda: None)
     def on_new_request(self, request: Request) -> None:
         """See `SchedulerSide.request_arrived`."""
         self._scheduler.request_arrived(request)
 
-    @_guarded(lambda: (0, False))
+    @guarded(lambda: (0, False))
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         """See `SchedulerSide.match`. All loads are asynchronous: a synchronous one would hold up every other
         request."""
         n_tokens = self._scheduler.match(request, num_computed_tokens)
         return n_tokens, bool(n_tokens)
 
-    @_guarded(lambda: None)
+    @guarded(lambda: None)
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         """See `SchedulerSide.allocated`."""
         self._scheduler.allocated(request, lambda: blocks.get_block_ids()[0], num_external_tokens)
 
-    @_guarded(dict)
+    @guarded(dict)
     def get_external_cache_hit_sources(self, request: Request, num_external_tokens: int) -> dict[CacheHitSource, int]:
         """Splits accepted tokens into those from the own pool (host) and those from peers."""
         own, peers = self._scheduler.hit_sources(request, num_external_tokens)
@@ -172,21 +149,21 @@ class KVPeerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is not 
         self._order_publishes(orders, scheduler_output)
         return orders
 
-    @_guarded(lambda: None)
+    @guarded(lambda: None)
     def _order_publishes(self, orders: StepOrders, scheduler_output: SchedulerOutput) -> None:
         self._scheduler.order_publishes(orders, _step_schedule(scheduler_output))
 
-    @_guarded(lambda: None)
+    @guarded(lambda: None)
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """See `SchedulerSide.loads_ended`."""
         self._scheduler.loads_ended(connector_output.finished_recving or ())
 
-    @_guarded(lambda: (False, None))
+    @guarded(lambda: (False, None))
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """See `SchedulerSide.finished`."""
         return self._scheduler.finished(request.request_id), None
 
-    @_guarded(lambda: None)
+    @guarded(lambda: None)
     def reset_cache(self) -> bool | None:
         """See `SchedulerSide.reset`. True even without an agent: pages of before cannot be found any more."""
         self._scheduler.reset()
@@ -194,13 +171,13 @@ class KVPeerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is not 
 
     # ---- worker side
 
-    @_guarded(lambda: None)
+    @guarded(lambda: None)
     def handle_preemptions(self, kv_connector_metadata: StepOrders) -> None:
         """See `WorkerSide.begin_step`. Called at every step, before anything writes to blocks."""
         if self._worker is not None:
             self._worker.begin_step(kv_connector_metadata)
 
-    @_guarded(lambda: None)
+    @guarded(lambda: None)
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         """See `WorkerSide.load`."""
         if self._worker is not None:
@@ -214,13 +191,13 @@ class KVPeerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is not 
     ) -> None:
         """Nothing: whole pages are copied after the step."""
 
-    @_guarded(lambda: None)
+    @guarded(lambda: None)
     def wait_for_save(self) -> None:
         """See `WorkerSide.publish`. Does not wait: the blocks are held until their copies are over."""
         if self._worker is not None:
             self._worker.publish(self._get_connector_metadata())
 
-    @_guarded(lambda: (None, None))
+    @guarded(lambda: (None, None))
     def get_finished(self, finished_req_ids: Iterable[str]) -> tuple[set[str] | None, set[str] | None]:
         """See `WorkerSide.collect`."""
         if self._worker is None:
@@ -236,7 +213,7 @@ class KVPeerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is not 
 
     # ---- numbers
 
-    @_guarded(lambda: None)
+    @guarded(lambda: None)
     def get_kv_connector_stats(self) -> ConnectorStats | None:
         """What this side counted since the last call."""
         taken = self._tally.take()

@@ -233,6 +233,7 @@ class _Publish:
     fence: object
     lease: _Lease
     deadline: float
+    when_done: Callable[[int], None]
 
 
 @dataclass
@@ -255,8 +256,9 @@ class Publishes:
         # bandwidth.
         self._workers = _Workers("publish", 1, self._run, threading.Lock())
 
-    def start(self, order: PageOrder, fence: object) -> None:
+    def start(self, order: PageOrder, fence: object, when_done: Callable[[int], None] = lambda n_there: None) -> None:
         """Takes pages in, or drops them when too many wait. `fence` marks the engine's work that computes them.
+        when_done(n_there) is called by the copying thread with how many pages can be had now; not for dropped ones.
 
         The deadline counts from here, so that an agent that hangs holds blocks for one timeout and not for one a copy.
         """
@@ -268,7 +270,7 @@ class Publishes:
             lease = self._leases.setdefault(order.request, _Lease())
             lease.n_copies += 1
             self._n_waiting_pages += len(order)
-            self._workers.waiting.append(_Publish(order, fence, lease, self.clock() + order.timeout_s))
+            self._workers.waiting.append(_Publish(order, fence, lease, self.clock() + order.timeout_s, when_done))
             self._workers.changed.notify()
 
     def revoke(self, request: str) -> None:
@@ -306,7 +308,7 @@ class Publishes:
         started = self.clock()
         try:
             self.wait_for(publish.fence)
-            self._publish(publish)
+            publish.when_done(self._publish(publish))
         except Exception:
             # The root of this thread's task: without this the request's blocks would be held for ever.
             _logger.exception("kvpeer: publish of request %s failed", publish.order.request)
@@ -318,14 +320,16 @@ class Publishes:
             if publish.lease.n_copies == 0 and self._leases.get(publish.order.request) is publish.lease:
                 del self._leases[publish.order.request]
 
-    def _publish(self, publish: _Publish) -> None:
+    def _publish(self, publish: _Publish) -> int:
+        """Returns how many pages can be had now."""
         order, blocks, lease = publish.order, publish.order.block_ids(), publish.lease
+        n_there = 0
         for start in range(0, len(order), PUBLISH_BATCH_PAGES):
             stop = min(start + PUBLISH_BATCH_PAGES, len(order))
             remaining_s = publish.deadline - self.clock()
             if lease.is_revoked or remaining_s <= 0:
                 self.tally.count("published_pages", "revoked" if lease.is_revoked else "timeout", len(order) - start)
-                return
+                break
             result = self.client.publish(
                 order.chain.part(start, stop), blocks[start:stop], remaining_s, lambda: not lease.is_revoked
             )
@@ -338,3 +342,5 @@ class Publishes:
                     self.tally.count("published_pages", label, n_pages)
             if result.n_written:
                 self.tally.count("published_bytes", amount=result.n_written * self.part_bytes)
+            n_there += result.n_written + result.n_present
+        return n_there

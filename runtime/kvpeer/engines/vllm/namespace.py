@@ -17,7 +17,7 @@ from typing import Any
 
 from kvpeer.model import PARTS_MAX, ConfigError
 
-__all__ = ["hash_seed", "namespace_fields", "part_of_rank", "refuse_unsupported"]
+__all__ = ["hash_seed", "namespace_fields", "part_of_rank", "refuse_unshareable", "refuse_unsupported"]
 
 _FIELDS_VERSION = "1"
 """Raised when the meaning of a field changes, so that engines before and after never share."""
@@ -37,12 +37,13 @@ _VOLATILE_MODEL_KEYS = frozenset({"_name_or_path", "transformers_version", "name
 
 
 def refuse_unsupported(config: Any, kv_cache_config: Any) -> None:
-    """Returns only when every page of this engine may be shared; reads nothing but the two config objects.
+    """Returns only when this engine may load and publish pages as the connector does; reads nothing but the two config
+    objects.
 
     Raises:
         ConfigError: names the setting and the fix.
     """
-    transfer, cache, parallel = config.kv_transfer_config, config.cache_config, config.parallel_config
+    transfer = config.kv_transfer_config
     if transfer.kv_load_failure_policy != "recompute":
         raise ConfigError(
             f"kv_load_failure_policy is {transfer.kv_load_failure_policy!r}: a page that cannot be had would fail its "
@@ -53,6 +54,17 @@ def refuse_unsupported(config: Any, kv_cache_config: Any) -> None:
             f'kv_role is {transfer.kv_role!r}: set "kv_role": "kv_both" in --kv-transfer-config '
             "(to only read or only serve, use kvpeer's own settings `publish` and `mode`)"
         )
+    refuse_unshareable(config, kv_cache_config)
+
+
+def refuse_unshareable(config: Any, kv_cache_config: Any) -> None:
+    """Returns only when every page of this engine may be shared, whoever moves it; reads nothing but the two config
+    objects.
+
+    Raises:
+        ConfigError: names the setting and the fix.
+    """
+    cache, parallel = config.cache_config, config.parallel_config
     if getattr(cache, "calculate_kv_scales", False):
         raise ConfigError(
             "calculate_kv_scales takes KV scales from the first requests, so equal tokens have different bytes on two "

@@ -31,7 +31,7 @@ from kvpeer.engines.vllm.metadata import PageOrder, StepOrders
 from kvpeer.engines.vllm.settings import Settings
 from kvpeer.engines.vllm.tally import Tally
 
-__all__ = ["Locator", "SchedulerSide", "StepSchedule"]
+__all__ = ["Locator", "SchedulerSide", "StepSchedule", "unshared_reason"]
 
 RESET_TIMEOUT_S = 2.0
 """What an operator's reset waits for the agent. Keys change in any case, so a late answer is harmless."""
@@ -43,6 +43,17 @@ keeps the interpreter from the thread that has the answer."""
 
 OWN_POOL = 1
 """Status of a located page in the own pool; 0 is nowhere, 2 at a peer."""
+
+
+def unshared_reason(request: Any) -> str:
+    """Returns why the pages of this request must not be shared; empty when they may be."""
+    if request.lora_request is not None:
+        # vLLM's hash has the adapter's name and path in it, and neither says what the adapter's weights are.
+        return "lora"
+    if request.resumable:
+        # A streaming session rewrites its own tokens, and with them hashes that were already used.
+        return "streaming_session"
+    return ""
 
 
 class Locator(Protocol):
@@ -168,7 +179,7 @@ class SchedulerSide:
 
     def request_arrived(self, request: Any) -> None:
         """Begins to track a request, if its pages may be shared."""
-        reason = self._unshared_reason(request)
+        reason = unshared_reason(request) if self._namespace else "not_connected"
         if reason:
             self.tally.count("unshared_requests", reason)
             self._untracked.add(request.request_id)
@@ -309,17 +320,6 @@ class SchedulerSide:
     def _is_idle(self) -> bool:
         """Whether no request computes anything. Those that do are the oldest, so that a busy engine looks at one."""
         return not self._untracked and not any(each.holds_blocks for each in self._tracked.values())
-
-    def _unshared_reason(self, request: Any) -> str:
-        if not self._namespace:
-            return "not_connected"
-        if request.lora_request is not None:
-            # vLLM's hash has the adapter's name and path in it, and neither says what the adapter's weights are.
-            return "lora"
-        if request.resumable:
-            # A streaming session rewrites its own tokens, and with them hashes that were already used.
-            return "streaming_session"
-        return ""
 
     def _decide(self, tracked: _Tracked, answer: Answer, first: int) -> _Offer:
         """Returns the pages to load from `first` on; counts the tokens that could be had and are not loaded."""

@@ -1,4 +1,4 @@
-"""Settings of the vLLM connector: defaults < kv_connector_extra_config < environment (KVPEER_CONNECTOR_<SETTING>)."""
+"""Settings of the vLLM adapters: defaults < extra config < environment (KVPEER_CONNECTOR_<SETTING>)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _MODES = tuple(mode.value for mode in Mode)
 
 @dataclass(frozen=True)
 class Settings:
-    """One setting a field; the name is the key in kv_connector_extra_config."""
+    """One setting a field; the name is the key in kv_connector_extra_config, or in the tier's entry of its
+    secondary_tiers."""
 
     mode: str = "on"
     """`on`: pull pages from peers. `off`: publish, and reload the own pool only."""
@@ -66,13 +67,17 @@ class Settings:
         )
 
 
-def load_settings(extra_config: Mapping[str, Any], environment: Mapping[str, str]) -> Settings:
-    """Returns the effective settings.
+def load_settings(
+    extra_config: Mapping[str, Any],
+    environment: Mapping[str, str],
+    extra_config_name: str = "kv_connector_extra_config",
+) -> Settings:
+    """Returns the effective settings. extra_config_name: what messages call `extra_config`.
 
     Raises:
         ConfigError: a key is unknown (the message names the nearest one) or a value does not fit.
     """
-    settings = read_options(Settings, extra_config, "kv_connector_extra_config", environment, ENVIRONMENT_PREFIX)
+    settings = read_options(Settings, extra_config, extra_config_name, environment, ENVIRONMENT_PREFIX)
     if settings.mode not in _MODES:
         raise ConfigError(f"mode is {settings.mode!r}: use one of {', '.join(_MODES)}")
     return settings

@@ -15,9 +15,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
 
 from kvpeer.engines.vllm.tally import merge_counts
 
-__all__ = ["METRICS", "ConnectorStats", "PromMetrics"]
+__all__ = ["METRICS", "SECONDS_BUCKETS", "ConnectorStats", "PromMetrics"]
 
-_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+SECONDS_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class PromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
         self._metrics = {
-            key: metric_types[Histogram](metric.name, metric.documentation, labelnames, buckets=_SECONDS)
+            key: metric_types[Histogram](metric.name, metric.documentation, labelnames, buckets=SECONDS_BUCKETS)
             if metric.is_histogram
             else metric_types[Counter](metric.name, metric.documentation, [*labelnames, *filter(None, [metric.label])])
             for key, metric in METRICS.items()
