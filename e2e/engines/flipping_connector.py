@@ -1,4 +1,4 @@
-"""A negative control: the connector, but each loaded page has its bytes reversed after they were verified.
+"""A negative control: the connectors, but each loaded page has its bytes reversed after they were verified.
 
 Whoever says that two engines give the same output because they share pages must see this one give another.
 """
@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from kvpeer.client import Client
 from kvpeer.engines.vllm.connector import KVPeerConnector
+from kvpeer.engines.vllm_tier.connector import KVPeerOffloadingConnector
 from kvpeer.model import Outcome
 
-__all__ = ["FlippingConnector"]
+__all__ = ["FlippingConnector", "FlippingOffloadingConnector"]
 
 _fetch, _register_layout = Client.fetch, Client.register_layout
 
@@ -36,6 +37,10 @@ def _fetch_and_flip(self: Client, chain: Any, blocks: np.ndarray, *arguments: An
 
 
 class FlippingConnector(KVPeerConnector):
+    """See the module docstring."""
+
+
+class FlippingOffloadingConnector(KVPeerOffloadingConnector):
     """See the module docstring."""
 
 
