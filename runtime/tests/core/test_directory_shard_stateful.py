@@ -30,6 +30,10 @@ from oracles.directory_oracle import DirectoryOracle
 PARTITIONS = [0, 7, 4095]
 PAGES = {f"page {number}": PARTITIONS[number % 3] for number in range(9)}
 PRODUCERS = [ALPHA, BETA, OWN]
+AGENTS_MAX = 8
+"""Each time that a producer starts anew it takes an index, and the old one is free after a sweep: few enough that they
+are used again, and never too few."""
+
 RING = Ring.build([OWN])
 
 producers = st.sampled_from(PRODUCERS)
@@ -53,14 +57,21 @@ class _Said:
 class ShardMachine(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
-        self.shard = DirectoryShard(OWN, DirectoryOracle(), agents_max=8)
+        self.shard = DirectoryShard(OWN, DirectoryOracle(), agents_max=AGENTS_MAX)
         self.said: dict[bytes, _Said] = {}
         self.n_places = 0
+        self.n_unswept = 0
         self.members(set(PRODUCERS))
 
     @rule(alive=st.sets(producers))
     def members(self, alive: set[bytes]) -> None:
         """Who ends and comes back starts from nothing."""
+        n_ending = len(self.said.keys() - alive - {OWN})
+        if self.n_unswept + n_ending > AGENTS_MAX - len(PRODUCERS):
+            while self.shard.sweep(9000, 0.0):
+                pass
+            self.n_unswept = 0
+        self.n_unswept += n_ending
         self.shard.members_changed(RING, alive | {OWN})
         self.said = {agent: self.said.get(agent, _Said()) for agent in alive | {OWN}}
 
