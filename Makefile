@@ -92,7 +92,7 @@ types: $(VENV)/.ready ## mypy --strict
 
 contracts: $(VENV)/.ready ## import direction
 	$(call SAY,import contracts)
-	@cd runtime && $(CURDIR)/$(BIN)/lint-imports ../pyproject.toml --no-cache >$(CURDIR)/$(BUILD)/contracts.log 2>&1 || { cat $(CURDIR)/$(BUILD)/contracts.log; exit 1; }
+	@cd runtime && PYTHONPATH=../operator $(CURDIR)/$(BIN)/lint-imports ../pyproject.toml --no-cache >$(CURDIR)/$(BUILD)/contracts.log 2>&1 || { cat $(CURDIR)/$(BUILD)/contracts.log; exit 1; }
 
 unit: $(LIB) ## unit, property, contract and socket tests
 	$(call SAY,unit and property tests)
@@ -169,7 +169,10 @@ mutants: $(LIB) ## hours: changes of core and wire that no test notices, into bu
 	$(call SAY,mutants)
 	@cd runtime/tests && $(CURDIR)/$(BIN)/python -m mutation $(MODULES)
 
-.PHONY: docs
+.PHONY: docs crds
+crds: $(VENV)/.ready ## regenerate the custom resource definitions from the operator's models (a test compares them)
+	@cd operator && $(CURDIR)/$(BIN)/python -m kvpeer_operator.schema ../crds
+
 docs: $(LIB) ## regenerate the pages that are made from code (a test compares them)
 	@cd runtime && $(CURDIR)/$(BIN)/python -m kvpeer.agent.config.reference > ../docs/configuration.md
 	@cd runtime && $(CURDIR)/$(BIN)/python -m kvpeer.metrics.reference > ../docs/metrics.md
