@@ -94,7 +94,7 @@ def test_twice_is_once_and_what_the_user_set_is_kept(pod: dict[str, Any]) -> Non
 
 def _assert_kept(before: dict[str, Any], after: dict[str, Any]) -> None:
     assert before["metadata"].get("annotations", {}).items() <= after["metadata"]["annotations"].items()
-    assert before["metadata"]["labels"] == after["metadata"]["labels"]
+    assert {**before["metadata"]["labels"], "kvpeer.io/member": "chat"} == after["metadata"]["labels"]
     for key, value in before["spec"].items():
         if key == "containers":
             continue

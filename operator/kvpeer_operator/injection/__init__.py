@@ -8,6 +8,7 @@ from kvpeer_operator.injection.inject import Patch, inject, skip_patch
 from kvpeer_operator.injection.names import (
     CLUSTER_LABEL,
     INJECTED_ANNOTATION,
+    MEMBER_LABEL,
     POLICY_ANNOTATION,
     SETTINGS_ANNOTATION,
     SKIPPED_ANNOTATION,
@@ -18,6 +19,7 @@ from kvpeer_operator.injection.settings import settings_digest
 __all__ = [
     "CLUSTER_LABEL",
     "INJECTED_ANNOTATION",
+    "MEMBER_LABEL",
     "POLICY_ANNOTATION",
     "SETTINGS_ANNOTATION",
     "SKIPPED_ANNOTATION",

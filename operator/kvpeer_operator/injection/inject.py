@@ -17,6 +17,7 @@ from kvpeer_operator.injection.engines import EngineContainer, find_engine, flag
 from kvpeer_operator.injection.names import (
     CLUSTER_LABEL,
     INJECTED_ANNOTATION,
+    MEMBER_LABEL,
     PAYLOAD_FOLDER,
     PAYLOAD_VOLUME,
     POLICY_ANNOTATION,
@@ -87,6 +88,7 @@ def inject(
     }
     kept = {key: value for key, value in _annotations(pod).items() if key != SKIPPED_ANNOTATION}
     after["metadata"]["annotations"] = {**kept, **annotations}
+    after["metadata"]["labels"] = {**pod["metadata"]["labels"], MEMBER_LABEL: cluster.metadata.name}
     return Patch(tuple(json_patch(pod, after)))
 
 

@@ -8,6 +8,7 @@ __all__ = [
     "CONTAINER_ANNOTATION",
     "ENGINE_ANNOTATION",
     "INJECTED_ANNOTATION",
+    "MEMBER_LABEL",
     "PAYLOAD_CONTAINER",
     "PAYLOAD_FOLDER",
     "PAYLOAD_VOLUME",
@@ -27,6 +28,9 @@ __all__ = [
 
 CLUSTER_LABEL = "kvpeer.io/cluster"
 """Label by which a pod opts in; its value is the PeerCacheCluster."""
+
+MEMBER_LABEL = "kvpeer.io/member"
+"""Label that a pod with an agent gets; the Service of all agents selects by it. Same value."""
 
 ENGINE_ANNOTATION = "kvpeer.io/engine"
 """vllm or sglang, where the container's image and command do not tell."""

@@ -226,6 +226,9 @@ class PeerCacheClusterStatus(Model):
 
     observed_generation: Annotated[int, Field(ge=0, description="Generation of the spec that this is about.")] = 0
     members: Annotated[MemberCounts, Field(description="Pods of the cluster.")] = MemberCounts()
+    tried_images: Annotated[
+        str, Field(max_length=64, description="Digest of the images that a pod of this namespace has run.")
+    ] = ""
     conditions: Annotated[
         tuple[Condition, ...],
         Field(

@@ -1,0 +1,20 @@
+"""What a PeerCacheCluster needs in its namespace, and what is true of it: pure functions of what was observed."""
+
+from __future__ import annotations
+
+from kvpeer_operator.reconcile.observed import Observed
+from kvpeer_operator.reconcile.plan import Apply, Change, Create, Delete, plan
+from kvpeer_operator.reconcile.policies import governing_policy
+from kvpeer_operator.reconcile.status import cluster_status, policy_status
+
+__all__ = [
+    "Apply",
+    "Change",
+    "Create",
+    "Delete",
+    "Observed",
+    "cluster_status",
+    "governing_policy",
+    "plan",
+    "policy_status",
+]
