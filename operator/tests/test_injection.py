@@ -125,7 +125,8 @@ def test_each_reason_leaves_the_pod_alone_and_says_so(reason: SkipReason) -> Non
     assert (result.reason, given) == (reason, before)
     assert len(result.message) > 20
     noted = apply(given, skip_patch(given, result))
-    assert noted["metadata"].pop("annotations") == {"kvpeer.io/skipped": reason.value}
+    notes = {"kvpeer.io/skipped": reason.value, "kvpeer.io/skipped-because": result.message}
+    assert noted["metadata"].pop("annotations") == notes
     assert noted == before
 
 

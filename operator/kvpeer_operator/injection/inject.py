@@ -15,6 +15,7 @@ from kvpeer_operator.injection.budget import budget_refusal
 from kvpeer_operator.injection.command_line import Engine
 from kvpeer_operator.injection.engines import EngineContainer, find_engine, flags_of, refusal
 from kvpeer_operator.injection.names import (
+    BECAUSE_ANNOTATION,
     CLUSTER_LABEL,
     INJECTED_ANNOTATION,
     MEMBER_LABEL,
@@ -40,6 +41,9 @@ _Pod = Mapping[str, Any]
 
 _IMAGES_REASONS = {"PodSecurity": SkipReason.POD_SECURITY, "Quota": SkipReason.QUOTA}
 """Reasons of the condition ImagesReady that are reasons to skip of their own."""
+
+
+_NOTES = (SKIPPED_ANNOTATION, BECAUSE_ANNOTATION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,7 @@ def inject(
         SETTINGS_ANNOTATION: settings_digest(cluster.spec, spec),
         POLICY_ANNOTATION: policy.metadata.name if policy else "",
     }
-    kept = {key: value for key, value in _annotations(pod).items() if key != SKIPPED_ANNOTATION}
+    kept = {key: value for key, value in _annotations(pod).items() if key not in _NOTES}
     after["metadata"]["annotations"] = {**kept, **annotations}
     after["metadata"]["labels"] = {**pod["metadata"]["labels"], MEMBER_LABEL: cluster.metadata.name}
     return Patch(tuple(json_patch(pod, after)))
@@ -95,7 +99,11 @@ def inject(
 def skip_patch(pod: _Pod, skip: Skip) -> Patch:
     """The patch that notes on the pod why it has no agent."""
     after = copy.deepcopy(dict(pod))
-    after["metadata"]["annotations"] = {**_annotations(pod), SKIPPED_ANNOTATION: skip.reason.value}
+    after["metadata"]["annotations"] = {
+        **_annotations(pod),
+        SKIPPED_ANNOTATION: skip.reason.value,
+        BECAUSE_ANNOTATION: skip.message,
+    }
     return Patch(tuple(json_patch(pod, after)))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = [
     "AGENT_CONTAINER",
+    "BECAUSE_ANNOTATION",
     "CLUSTER_LABEL",
     "CONTAINER_ANNOTATION",
     "ENGINE_ANNOTATION",
@@ -41,6 +42,7 @@ VERSION_ANNOTATION = "kvpeer.io/engine-version"
 
 INJECTED_ANNOTATION = "kvpeer.io/injected"
 SKIPPED_ANNOTATION = "kvpeer.io/skipped"
+BECAUSE_ANNOTATION = "kvpeer.io/skipped-because"
 SETTINGS_ANNOTATION = "kvpeer.io/settings"
 """Digest of the settings that the pod was made with."""
 POLICY_ANNOTATION = "kvpeer.io/policy"

@@ -59,7 +59,7 @@ class SkipReason(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """A pod is left alone. `message` says what to do about it, for the Event."""
+    """A pod is left alone. `message` says what to do about it."""
 
     reason: SkipReason
     message: str
