@@ -23,6 +23,9 @@ PYTHON_VERSION ?= 3.11
 JOBS ?= 2
 # uv is taken from the PATH, or installed into build/ by the first target that needs it.
 UV := $(or $(shell command -v uv 2>/dev/null),$(BUILD)/uv/bin/uv)
+# helm is taken from the PATH, or built into build/ by the first target that needs it.
+HELM := $(or $(shell command -v helm 2>/dev/null),$(BUILD)/bin/helm)
+HELM_VERSION := v3.19.0
 SAY = @printf '\n== %s (%s)\n' "$(1)" "$$(date +%H:%M:%S)"
 
 .PHONY: help
@@ -73,6 +76,11 @@ $(BUILD)/peercache/.ready: requirements/faults.txt | $(ENGINE_VENV)/.engine
 	@$(UV) pip install -q --python $(ENGINE_VENV)/bin/python --require-hashes --no-deps --target $(BUILD)/peercache -r requirements/faults.txt
 	@touch $@
 
+$(BUILD)/bin/helm:
+	$(call SAY,helm $(HELM_VERSION) (once; needs Go 1.24 or newer))
+	@command -v go >/dev/null || { echo "rendering the chart needs helm 3 on the PATH, or Go to build it"; exit 1; }
+	@mkdir -p $(BUILD)/bin && GOBIN=$(CURDIR)/$(BUILD)/bin go install -ldflags "-s -w" helm.sh/helm/v3/cmd/helm@$(HELM_VERSION)
+
 .PHONY: native wheel venv engine-venv
 venv: $(VENV)/.ready ## the development environment in build/venv
 native: $(LIB) ## the native library beside its binding
@@ -81,7 +89,7 @@ engine-venv: $(ENGINE_VENV)/.ready ## vLLM and SGLang for the CPU with kvpeer in
 
 # ---- checks -----------------------------------------------------------------------------------------------------------
 
-.PHONY: lint types contracts unit native-test process-test long-test sim soak test-fast engine-test sglang-test test
+.PHONY: lint types contracts unit chart-test native-test process-test long-test sim soak test-fast engine-test sglang-test test
 lint: $(VENV)/.ready ## ruff: rules and format
 	$(call SAY,lint)
 	@$(BIN)/ruff check -q . && $(BIN)/ruff format -q --check .
@@ -96,12 +104,16 @@ contracts: $(VENV)/.ready ## import direction
 
 unit: $(LIB) ## unit, property, contract and socket tests
 	$(call SAY,unit and property tests)
-	@$(BIN)/pytest -q -n $(JOBS) -m "not engine and not process and not long and not soak"
+	@$(BIN)/pytest -q -n $(JOBS) -m "not engine and not process and not long and not soak and not chart"
 
 process-test: $(LIB) ## real agent processes: kill, freeze, lie, restart
 	$(call SAY,process tests)
 	@# They mostly wait for deadlines of the agents.
 	@$(BIN)/pytest -q -n $$((2 * $(JOBS))) -m "process and not engine and not long and not soak"
+
+chart-test: $(HELM) $(VENV)/.ready ## the Helm chart, rendered by a real helm
+	$(call SAY,chart)
+	@KVPEER_TEST_HELM=$(abspath $(HELM)) $(BIN)/pytest -q -m chart operator/tests
 
 native-test: $(LIB) ## C++ tests: as released, under ASan/UBSan and under TSan
 	$(call SAY,native tests)
@@ -135,7 +147,7 @@ sglang-test: $(ENGINE_VENV)/.ready $(LIB) ## of these only SGLang: the contract 
 	$(call SAY,SGLang)
 	@$(ENGINE_PYTHONS) $(BIN)/pytest -q -m engine e2e/engines/sglang
 
-test: test-fast coverage long-test sim fuzz-smoke engine-test ## what CI runs
+test: test-fast chart-test coverage long-test sim fuzz-smoke engine-test ## what CI runs
 
 # ---- searches: what no test was written for ---------------------------------------------------------------------------
 
@@ -172,6 +184,7 @@ mutants: $(LIB) ## hours: changes of core and wire that no test notices, into bu
 .PHONY: docs crds
 crds: $(VENV)/.ready ## regenerate the custom resource definitions from the operator's models (a test compares them)
 	@cd operator && $(CURDIR)/$(BIN)/python -m kvpeer_operator.schema ../crds
+	@cp crds/*.yaml helm/kvpeer/files/
 
 docs: $(LIB) ## regenerate the pages that are made from code (a test compares them)
 	@cd runtime && $(CURDIR)/$(BIN)/python -m kvpeer.agent.config.reference > ../docs/configuration.md

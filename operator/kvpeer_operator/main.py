@@ -44,6 +44,7 @@ _tasks: set[asyncio.Task[None]] = set()
 async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> None:
     """Connects, makes the certificate, starts the tasks."""
     settings.posting.enabled = False
+    settings.scanning.disabled = True  # the resources are there before the operator, in all or in given namespaces
     settings.watching.server_timeout, settings.watching.client_timeout, settings.watching.connect_timeout = 120, 150, 5
     settings.watching.label_selectors["pods"] = CLUSTER_LABEL  # the server's business: other pods never come here
     memo.api = api = await asyncio.to_thread(connect)
