@@ -110,11 +110,11 @@ async def _look_at_clusters(reconciler: Reconciler) -> None:
             continue
         now, timestamp = time.time(), datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         try:
-            exists = await asyncio.to_thread(reconciler.look, key, now, timestamp, secrets.token_hex(32))
+            again_s = await asyncio.to_thread(reconciler.look, key, now, timestamp, secrets.token_hex(32))
         except Exception:  # noqa: BLE001 - a task's root: whatever one cluster has must not keep the others from being looked at
             _log.exception("%s/%s: again in %.0f s", *key, _queue.failed(key, time.monotonic()))
         else:
-            _queue.done(key, time.monotonic(), exists)
+            _queue.done(key, time.monotonic(), again_s)
 
 
 async def _keep_certificate(api: KubernetesApi, folder: Path) -> None:

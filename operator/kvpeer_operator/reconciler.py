@@ -18,6 +18,7 @@ from kvpeer_operator.reconcile import (
     Observed,
     cluster_status,
     governing_policy,
+    look_again_s,
     plan,
     policy_status,
 )
@@ -26,6 +27,9 @@ from kvpeer_operator.reconcile.observed import Refusal
 from kvpeer_operator.work import ClusterKey
 
 __all__ = ["Api", "ForbiddenError", "Reconciler", "admit_pod"]
+
+_AWAITED = ("ImagesReady", "SecretReady")
+"""Conditions that come true without an event."""
 
 _Object = Mapping[str, Any]
 _Resource = TypeVar("_Resource", PeerCacheCluster, P2PPolicy)
@@ -64,9 +68,10 @@ class Reconciler:
         self._api = api
         self._refusals: dict[ClusterKey, Refusal] = {}
 
-    def look(self, key: ClusterKey, now: float, timestamp: str, secret: str) -> bool:
-        """Brings the cluster's namespace one step further and its status up to date; returns whether the cluster
-        exists. now and timestamp: the same time, in seconds and as the API server writes it. secret: for a new Secret.
+    def look(self, key: ClusterKey, now: float, timestamp: str, secret: str) -> float | None:
+        """Brings the cluster's namespace one step further and its status up to date; returns after how many seconds it
+        is to be looked at again, None if there is no such cluster. now and timestamp: the same time, in seconds and as
+        the API server writes it. secret: for a new Secret.
 
         Raises whatever the API raises; the next look begins anew.
         """
@@ -75,7 +80,7 @@ class Reconciler:
         if found is None:
             self._refusals.pop(key, None)
             self._write_policies(key, None, policies, (), timestamp)
-            return False
+            return None
         observed = self._observe(key, PeerCacheCluster.model_validate(found), policies)
         for change in plan(observed, now, secret):
             self._perform(key, change, now)
@@ -83,7 +88,8 @@ class Reconciler:
         if status != observed.cluster.status:
             self._api.apply_status(_with_status(observed.cluster, status))
         self._write_policies(key, observed.cluster, policies, observed.pods, timestamp)
-        return True
+        missing = [each for each in status.conditions if each.type in _AWAITED and each.status != "True"]
+        return look_again_s(observed, is_ready=not missing)
 
     def _observe(self, key: ClusterKey, cluster: PeerCacheCluster, policies: tuple[P2PPolicy, ...]) -> Observed:
         namespace = key.namespace

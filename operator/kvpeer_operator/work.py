@@ -17,9 +17,8 @@ COALESCE_S = 1.0
 RETRY_FIRST_S, RETRY_LAST_S = 2.0, 120.0
 """After the first failure, doubled with each further one up to the last."""
 
-RESYNC_S = 300.0
-"""A cluster is looked at this often without any event: a failed trial is due again, and no watch is perfect. A look is
-six reads, so 50 clusters make one request a second of each replica."""
+WAIT_MAX_S = 300.0
+"""The longest sleep of who works on an empty queue."""
 
 
 class ClusterKey(NamedTuple):
@@ -49,11 +48,12 @@ class WorkQueue:
         del self._due[due]
         return due
 
-    def done(self, key: ClusterKey, now: float, exists: bool) -> None:
-        """The look is over. exists: whether there is such a cluster; one that is not is forgotten."""
+    def done(self, key: ClusterKey, now: float, again_s: float | None) -> None:
+        """The look is over, and the next one due after so many seconds, if nothing changes before. None: there is no
+        such cluster, and it is forgotten."""
         self._failures.pop(key, None)
-        if exists:
-            self._due.setdefault(key, now + RESYNC_S)
+        if again_s is not None:
+            self._due[key] = min(self._due.get(key, now + again_s), now + again_s)
 
     def failed(self, key: ClusterKey, now: float) -> float:
         """The look failed; returns after how many seconds it is repeated."""
@@ -64,5 +64,5 @@ class WorkQueue:
         return wait_s
 
     def wait_s(self, now: float) -> float:
-        """Until the next look, at most RESYNC_S."""
-        return max(0.0, min((at - now for at in self._due.values()), default=RESYNC_S))
+        """Until the next look, at most WAIT_MAX_S."""
+        return max(0.0, min((at - now for at in self._due.values()), default=WAIT_MAX_S))

@@ -14,7 +14,7 @@ import yaml
 from kvpeer_operator import main, reconciler
 from kvpeer_operator.injection.names import CLUSTER_LABEL
 from kvpeer_operator.reconciler import Reconciler, admit_pod
-from test_reconciler import KEY, SECRET, TIME, Store, _cluster, _pod, _policy
+from store import KEY, SECRET, TIME, Store, cluster_object, pod_object, policy_object
 
 pytestmark = pytest.mark.chart
 
@@ -183,14 +183,14 @@ _OF_READING_ALL = {("p2ppolicies", "get")}
 
 
 def test_the_rights_are_those_that_are_used() -> None:
-    store = Recorder(_cluster(), _policy())
+    store = Recorder(cluster_object(), policy_object())
     operator: reconciler.Api = store
     for _ in range(6):
         Reconciler(operator).look(KEY, 0.0, TIME, SECRET)
         trial = store.objects.get(("Pod", "chat-kvpeer-trial"))
         if trial:
             trial["status"] = {"phase": "Succeeded"}
-    admit_pod(operator, _pod(), "models")
+    admit_pod(operator, pod_object(), "models")
     used = store.asked | {(resource, verb) for resource in _WATCHED for verb in ("list", "watch")}
     given = {
         (resource, verb)

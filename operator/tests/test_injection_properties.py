@@ -108,7 +108,7 @@ def _assert_kept(before: dict[str, Any], after: dict[str, Any]) -> None:
             assert new[key] == value
     assert new["volumeMounts"][: len(old.get("volumeMounts", ()))] == old.get("volumeMounts", [])
     for own, now in zip(old.get("env", ()), new["env"], strict=False):
-        assert now == own or (own["name"] == "PYTHONPATH" and now["value"].rstrip(":").endswith(own["value"]))
+        assert now == own or (own["name"] == "PYTHONPATH" and now["value"].endswith(own["value"]))
     old_words = [word for key in ("command", "args") for word in old.get(key, ())]
     new_words = [word for key in ("command", "args") for word in new.get(key, ())]
     for word, now in zip(old_words, new_words, strict=False):

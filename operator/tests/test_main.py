@@ -13,7 +13,7 @@ import kopf
 import pytest
 from kvpeer_operator import main
 from kvpeer_operator.serving import decoded
-from test_reconciler import Store
+from store import Store
 
 SECRET = {"kind": "Secret", "metadata": {"name": "kvpeer-webhook-certificate", "namespace": "kvpeer-system"}}
 HOOK = {

@@ -2,105 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 import kopf
 import pytest
 from jsonpatch import apply_patch
 from kvpeer_operator import main
-from kvpeer_operator.injection.names import CLUSTER_LABEL
 from kvpeer_operator.models import PeerCacheCluster
-from kvpeer_operator.reconciler import ForbiddenError, Reconciler, admit_pod
-from kvpeer_operator.work import ClusterKey
-
-KEY = ClusterKey("models", "chat")
-TIME = "2026-01-01T00:00:00Z"
-SECRET = "ab" * 32
-
-
-class Store:
-    """An `Api` that keeps objects by kind and name, and counts what is written. `fails` holds after how many calls the
-    next one raises."""
-
-    def __init__(self, *objects: Mapping[str, Any]) -> None:
-        self.objects = {(each["kind"], each["metadata"]["name"]): copy.deepcopy(dict(each)) for each in objects}
-        self.writes: list[str] = []
-        self.fails_after: int | None = None
-        self.forbidden = ""
-
-    def get(self, kind: str, namespace: str, name: str) -> Mapping[str, Any] | None:
-        self._call()
-        return copy.deepcopy(self.objects.get((kind, name)))
-
-    def list(self, kind: str, namespace: str, labels: str = "") -> Sequence[Mapping[str, Any]]:
-        self._call()
-        wanted = dict([labels.split("=")]) if labels else {}
-        found = [each for (each_kind, _), each in self.objects.items() if each_kind == kind]
-        return [each for each in found if wanted.items() <= each["metadata"].get("labels", {}).items()]
-
-    def apply(self, obj: Mapping[str, Any]) -> None:
-        self._write("apply", obj)
-
-    def create(self, obj: Mapping[str, Any]) -> None:
-        if self.forbidden and obj["kind"] == "Pod":
-            raise ForbiddenError(self.forbidden)
-        if (obj["kind"], obj["metadata"]["name"]) not in self.objects:
-            self._write("create", obj)
-
-    def delete(self, kind: str, namespace: str, name: str, uid: str) -> None:
-        self._call()
-        if self.objects.get((kind, name), {}).get("metadata", {}).get("uid") == uid:
-            del self.objects[kind, name]
-            self.writes.append(f"delete {kind}")
-
-    def apply_status(self, obj: Mapping[str, Any]) -> None:
-        self._call()
-        self.objects[obj["kind"], obj["metadata"]["name"]]["status"] = copy.deepcopy(obj["status"])
-        self.writes.append(f"status {obj['kind']}")
-
-    def _write(self, verb: str, obj: Mapping[str, Any]) -> None:
-        self._call()
-        made = copy.deepcopy(dict(obj))
-        made["metadata"] = {**made["metadata"], "uid": "u-1", "creationTimestamp": TIME}
-        if "stringData" in made:
-            made["data"] = made.pop("stringData")
-        self.objects[made["kind"], made["metadata"]["name"]] = made
-        self.writes.append(f"{verb} {made['kind']}")
-
-    def _call(self) -> None:
-        if self.fails_after is not None:
-            self.fails_after -= 1
-            if self.fails_after < 0:
-                raise ConnectionError("429 or 500, or a cut connection")
-
-
-def _cluster() -> dict[str, Any]:
-    return {
-        "apiVersion": "kvpeer.io/v1alpha1",
-        "kind": "PeerCacheCluster",
-        "metadata": {"name": "chat", "namespace": "models", "uid": "c-1", "generation": 3},
-        "spec": {"images": {"agent": "a:1", "payload": "a:1"}},
-    }
-
-
-def _policy(name: str = "chat") -> dict[str, Any]:
-    return {
-        "apiVersion": "kvpeer.io/v1alpha1",
-        "kind": "P2PPolicy",
-        "metadata": {"name": name, "namespace": "models", "creationTimestamp": TIME},
-        "spec": {"clusterRef": {"name": "chat"}, "mode": "On"},
-    }
-
-
-def _pod() -> dict[str, Any]:
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "engine", "namespace": "models", "labels": {CLUSTER_LABEL: "chat"}},
-        "spec": {"containers": [{"name": "vllm", "image": "vllm/vllm-openai:v0.32.0", "args": ["m"]}]},
-    }
+from kvpeer_operator.reconciler import Reconciler, admit_pod
+from store import KEY, SECRET, TIME, Store, cluster_object, pod_object, policy_object
 
 
 def _look(store: Store, reconciler: Reconciler | None = None, now: float = 0.0) -> list[str]:
@@ -125,7 +33,7 @@ def _converge(store: Store) -> None:
 
 
 def test_looks_converge_and_then_write_nothing() -> None:
-    store = Store(_cluster(), _policy())
+    store = Store(cluster_object(), policy_object())
     assert _look(store) == [
         "apply Service",
         "create Secret",
@@ -142,7 +50,7 @@ def test_looks_converge_and_then_write_nothing() -> None:
 
 @pytest.mark.parametrize("n_calls", range(14))
 def test_an_operator_that_dies_in_the_middle_is_made_good_by_the_next(n_calls: int) -> None:
-    whole, cut = Store(_cluster(), _policy()), Store(_cluster(), _policy())
+    whole, cut = Store(cluster_object(), policy_object()), Store(cluster_object(), policy_object())
     _converge(whole)
     cut.fails_after = n_calls
     with pytest.raises(ConnectionError):
@@ -153,7 +61,7 @@ def test_an_operator_that_dies_in_the_middle_is_made_good_by_the_next(n_calls: i
 
 
 def test_two_operators_at_once_end_with_the_same() -> None:
-    alone, shared = Store(_cluster(), _policy()), Store(_cluster(), _policy())
+    alone, shared = Store(cluster_object(), policy_object()), Store(cluster_object(), policy_object())
     _converge(alone)
     for _ in range(3):
         _look(shared)
@@ -165,7 +73,7 @@ def test_two_operators_at_once_end_with_the_same() -> None:
 
 
 def test_a_refused_trial_is_said_and_not_asked_for_again_at_once() -> None:
-    store = Store(_cluster())
+    store = Store(cluster_object())
     store.forbidden = "exceeded quota: team"
     reconciler = Reconciler(store)
     _look(store, reconciler)
@@ -177,26 +85,56 @@ def test_a_refused_trial_is_said_and_not_asked_for_again_at_once() -> None:
     assert "create Pod" in _look(store, reconciler, now=61.0)
 
 
+def test_a_trial_is_looked_after_until_it_ends() -> None:
+    """No event tells of the trial's end: without a look soon, no engine would get an agent for minutes."""
+    store = Store(cluster_object())
+    reconciler = Reconciler(store)
+
+    def again_s() -> float | None:
+        return reconciler.look(KEY, 0.0, TIME, SECRET)
+
+    assert again_s() == 5.0
+    assert again_s() == 5.0
+    trial = store.objects["Pod", "chat-kvpeer-trial"]
+    trial["status"] = {"phase": "Failed"}
+    trial["metadata"]["creationTimestamp"] = "1970-01-01T00:00:00Z"
+    assert again_s() == 30.0
+    trial["status"] = {"phase": "Succeeded"}
+    assert again_s() == 300.0
+
+
+def test_a_secret_that_the_user_has_to_make_is_looked_for() -> None:
+    cluster = cluster_object()
+    cluster["spec"]["security"] = {"secretName": "mine"}
+    store = Store(cluster)
+    reconciler = Reconciler(store)
+    reconciler.look(KEY, 0.0, TIME, SECRET)
+    store.objects["Pod", "chat-kvpeer-trial"]["status"] = {"phase": "Succeeded"}
+    assert reconciler.look(KEY, 0.0, TIME, SECRET) == 30.0
+    store.objects["Secret", "mine"] = {"kind": "Secret", "metadata": {"name": "mine"}, "data": {"secret": "YWI="}}
+    assert reconciler.look(KEY, 0.0, TIME, SECRET) == 300.0
+
+
 def test_a_cluster_that_is_gone_leaves_its_policies_without_one() -> None:
-    store = Store(_cluster(), _policy())
+    store = Store(cluster_object(), policy_object())
     _converge(store)
     del store.objects["PeerCacheCluster", "chat"]
-    assert Reconciler(store).look(KEY, 0.0, TIME, SECRET) is False
+    assert Reconciler(store).look(KEY, 0.0, TIME, SECRET) is None
     assert store.objects["P2PPolicy", "chat"]["status"]["conditions"][0]["reason"] == "NoCluster"
 
 
 def test_a_policy_that_this_version_does_not_understand_keeps_nothing_from_working() -> None:
-    newer = _policy("newer")
+    newer = policy_object("newer")
     newer["spec"]["mode"] = "Shadow"
-    store = Store(_cluster(), _policy(), newer)
+    store = Store(cluster_object(), policy_object(), newer)
     _converge(store)
     assert store.objects["P2PPolicy", "chat"]["status"]["effectiveMode"] == "On"
 
 
 def test_the_webhook_gives_a_pod_its_agent_through_kopf() -> None:
-    store = Store(_cluster(), _policy())
+    store = Store(cluster_object(), policy_object())
     _converge(store)
-    pod = _pod()
+    pod = pod_object()
     patch = kopf.Patch(body=kopf.Body(pod))
     main.inject_agent(body=kopf.Body(pod), namespace="models", patch=patch, memo=kopf.Memo(api=store))
     after = apply_patch(pod, patch.as_json_patch())
@@ -207,7 +145,7 @@ def test_the_webhook_gives_a_pod_its_agent_through_kopf() -> None:
 
 
 def test_the_webhook_notes_why_a_pod_is_left_alone() -> None:
-    pod = _pod()
+    pod = pod_object()
     patch = kopf.Patch(body=kopf.Body(pod))
     main.inject_agent(body=kopf.Body(pod), namespace="models", patch=patch, memo=kopf.Memo(api=Store()))
     after = apply_patch(pod, patch.as_json_patch())

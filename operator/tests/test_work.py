@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvpeer_operator.work import COALESCE_S, RESYNC_S, RETRY_FIRST_S, RETRY_LAST_S, ClusterKey, WorkQueue
+from kvpeer_operator.work import COALESCE_S, RETRY_FIRST_S, RETRY_LAST_S, WAIT_MAX_S, ClusterKey, WorkQueue
 
 A, B = ClusterKey("models", "a"), ClusterKey("models", "b")
 
@@ -28,17 +28,26 @@ def test_an_event_during_a_look_leads_to_another() -> None:
     queue.changed(A, 0.0)
     assert queue.take(1.0) == A
     queue.changed(A, 1.5)
-    queue.done(A, 2.0, exists=True)
+    queue.done(A, 2.0, again_s=60.0)
     assert queue.take(2.5) == A
 
 
 def test_what_was_looked_at_is_looked_at_again_after_a_while_unless_it_is_gone() -> None:
     queue = WorkQueue()
-    queue.done(A, 0.0, exists=True)
-    queue.done(B, 0.0, exists=False)
-    assert queue.wait_s(0.0) == RESYNC_S
-    assert queue.take(RESYNC_S) == A
-    assert queue.take(10 * RESYNC_S) is None
+    queue.done(A, 0.0, again_s=60.0)
+    queue.done(B, 0.0, again_s=None)
+    assert queue.wait_s(0.0) == 60.0
+    assert queue.take(59.9) is None
+    assert queue.take(60.0) == A
+    assert queue.take(1000.0) is None
+    assert queue.wait_s(1000.0) == WAIT_MAX_S
+
+
+def test_the_next_look_comes_no_later_for_having_been_due_late_before() -> None:
+    queue = WorkQueue()
+    queue.done(A, 0.0, again_s=300.0)
+    queue.done(A, 1.0, again_s=5.0)
+    assert queue.take(6.0) == A
 
 
 def test_failures_are_repeated_at_growing_distances_whatever_events_come() -> None:
@@ -52,7 +61,7 @@ def test_failures_are_repeated_at_growing_distances_whatever_events_come() -> No
         assert queue.take(now) == A
     assert waits[:3] == [RETRY_FIRST_S, 2 * RETRY_FIRST_S, 4 * RETRY_FIRST_S]
     assert waits[-1] == RETRY_LAST_S
-    queue.done(A, now, exists=True)
+    queue.done(A, now, again_s=60.0)
     queue.changed(A, now)
     assert queue.take(now + COALESCE_S) == A
 

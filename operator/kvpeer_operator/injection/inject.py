@@ -66,7 +66,7 @@ def inject(
     """
     if INJECTED_ANNOTATION in _annotations(pod):
         return Patch(())
-    label = (pod["metadata"].get("labels") or {}).get(CLUSTER_LABEL, "")
+    label = _labels(pod).get(CLUSTER_LABEL, "")
     if cluster is None:
         return Skip(SkipReason.NO_CLUSTER, f"there is no PeerCacheCluster {label!r} in this namespace: make it first")
     refused = _cluster_refusal(pod, cluster)
@@ -92,7 +92,7 @@ def inject(
     }
     kept = {key: value for key, value in _annotations(pod).items() if key not in _NOTES}
     after["metadata"]["annotations"] = {**kept, **annotations}
-    after["metadata"]["labels"] = {**pod["metadata"]["labels"], MEMBER_LABEL: cluster.metadata.name}
+    after["metadata"]["labels"] = {**_labels(pod), MEMBER_LABEL: cluster.metadata.name}
     return Patch(tuple(json_patch(pod, after)))
 
 
@@ -109,7 +109,7 @@ def skip_patch(pod: _Pod, skip: Skip) -> Patch:
 
 def _cluster_refusal(pod: _Pod, cluster: PeerCacheCluster) -> Skip | None:
     name = cluster.metadata.name
-    if not cluster.spec.engine_selector.matches(pod["metadata"].get("labels") or {}):
+    if not cluster.spec.engine_selector.matches(_labels(pod)):
         wanted = ", ".join(f"{key}={value}" for key, value in cluster.spec.engine_selector.match_labels.items())
         return Skip(SkipReason.NOT_SELECTED, f"spec.engineSelector of {name} wants the labels {wanted}")
     images = next((each for each in cluster.status.conditions if each.type == "ImagesReady"), None)
@@ -169,3 +169,7 @@ def _engine(container: Mapping[str, Any], found: EngineContainer, policy: P2PPol
 
 def _annotations(pod: _Pod) -> dict[str, str]:
     return dict(pod["metadata"].get("annotations") or {})
+
+
+def _labels(pod: _Pod) -> dict[str, str]:
+    return dict(pod["metadata"].get("labels") or {})

@@ -12,10 +12,21 @@ from kvpeer_operator.models import PeerCacheCluster
 from kvpeer_operator.reconcile.objects import agents_service, images_digest, own_secret, trial_pod
 from kvpeer_operator.reconcile.observed import Observed, annotation
 
-__all__ = ["Apply", "Change", "Create", "Delete", "plan", "trial_fits", "trial_succeeded"]
+__all__ = ["Apply", "Change", "Create", "Delete", "look_again_s", "plan", "trial_fits", "trial_succeeded"]
 
 TRIAL_RETRY_S = 60.0
 """A trial that failed or was refused is tried again after this long: an image may be pushed, a quota raised."""
+
+
+LOOK_AGAIN_S = 300.0
+"""A cluster is looked at this often without any event, because no watch is perfect. A look is six reads, so 50 clusters
+make one request a second of each replica."""
+
+LOOK_AGAIN_TRYING_S = 5.0
+"""While a trial runs. Its pod is none of the cluster's, so no event tells of its end, and engines wait for it."""
+
+LOOK_AGAIN_WAITING_S = 30.0
+"""While something is missing that comes without an event: a Secret of the user's, the time of another trial."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +71,15 @@ def plan(observed: Observed, now: float, secret: str) -> list[Change]:
     if _needs_own_secret(cluster) and observed.secret is None:
         changes.append(Create(own_secret(cluster, secret)))
     return [*changes, *_trial_changes(observed, now)]
+
+
+def look_again_s(observed: Observed, is_ready: bool) -> float:
+    """After how many seconds the cluster is to be looked at again, if no event comes before. is_ready: whether images
+    and Secret are."""
+    if is_ready:
+        return LOOK_AGAIN_S
+    is_trying = observed.refusal is None and _phase(observed.trial) != "Failed" and not trial_succeeded(observed)
+    return LOOK_AGAIN_TRYING_S if is_trying else LOOK_AGAIN_WAITING_S
 
 
 def trial_fits(observed: Observed) -> bool:
