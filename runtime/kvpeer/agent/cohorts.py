@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -11,7 +11,7 @@ from kvpeer.core.slot_effects import PageShape
 from kvpeer.model import PARTS_MAX, CapacityError, RemoteProtocolError
 from kvpeer.wire.messages import ClientHello
 
-__all__ = ["COHORTS_MAX", "Cohort", "Cohorts"]
+__all__ = ["COHORTS_MAX", "Cohort", "CohortStatus", "Cohorts"]
 
 COHORTS_MAX = 64
 """Namespaces known at once. An engine has one or, with adapters and tenants, a few; each costs a description in the
@@ -31,11 +31,25 @@ class Cohort:
     description: dict[str, str]
     shape: PageShape
     n_clients: int = 0
+    is_adopted: bool = False
+    """No client was there yet: all that is known of it comes from pages on the disk."""
     parts: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def number(self) -> int:
         return self.shape.cohort
+
+
+@dataclass(frozen=True, slots=True)
+class CohortStatus:
+    """One namespace, for status and metrics."""
+
+    namespace: bytes
+    description: dict[str, str]
+    page_bytes: int
+    n_parts: int
+    n_clients: int
+    n_pages: int
 
 
 class Cohorts:
@@ -61,23 +75,66 @@ class Cohorts:
                 the message names the value.
             CapacityError: COHORTS_MAX namespaces have clients.
         """
+        dropped = self._unadopt(hello)
         self._check(hello)
         cohort = self._by_namespace.pop(hello.namespace, None)
-        dropped = None
-        if cohort is None:
+        if cohort is None and dropped is not None:
+            cohort = self._make(hello.namespace, hello.description, hello.page_bytes, hello.n_parts)
+        elif cohort is None:
             dropped = self._make_room()
-            self._last_number += 1
-            shape = PageShape(hello.page_bytes, hello.n_parts, self._last_number)
-            cohort = Cohort(hello.namespace, dict(hello.description), shape)
+            cohort = self._make(hello.namespace, hello.description, hello.page_bytes, hello.n_parts)
+        elif cohort.is_adopted:
+            cohort.description, cohort.is_adopted = dict(hello.description), False
         self._by_namespace[hello.namespace] = cohort
         if hello.part >= 0:
             cohort.parts[hello.part] = (hello.part_offset, hello.part_bytes)
         cohort.n_clients += 1
         return cohort, dropped
 
+    def adopt(self, namespace: bytes, page_bytes: int, n_parts: int) -> tuple[Cohort, Cohort | None]:
+        """The cohort of pages that were found on the disk, made if there is none, and a cohort that had to make room.
+
+        Raises:
+            CapacityError: COHORTS_MAX namespaces have clients.
+        """
+        cohort = self._by_namespace.get(namespace)
+        if cohort is not None:
+            return cohort, None
+        dropped = self._make_room()
+        cohort = self._by_namespace[namespace] = self._make(namespace, {}, page_bytes, n_parts)
+        cohort.is_adopted = True
+        return cohort, dropped
+
+    def statuses(self, n_pages: Mapping[int, int]) -> list[CohortStatus]:
+        """All namespaces known here; `n_pages`: by number, 0 where none is given."""
+        return [
+            CohortStatus(
+                cohort.namespace, cohort.description, cohort.shape.page_bytes, cohort.shape.n_parts, cohort.n_clients,
+                n_pages.get(cohort.number, 0),
+            )
+            for cohort in self
+        ]  # fmt: skip
+
+    def numbered(self, number: int) -> Cohort | None:
+        """The cohort of this number, if it is still known."""
+        return next((cohort for cohort in self._by_namespace.values() if cohort.number == number), None)
+
     def leave(self, cohort: Cohort) -> None:
         """A client of the cohort is gone."""
         cohort.n_clients -= 1
+
+    def _make(self, namespace: bytes, description: Mapping[str, str], page_bytes: int, n_parts: int) -> Cohort:
+        self._last_number += 1
+        return Cohort(namespace, dict(description), PageShape(page_bytes, n_parts, self._last_number))
+
+    def _unadopt(self, hello: ClientHello) -> Cohort | None:
+        """Engines know the shape of their pages; what a disk says of it, which is no longer right, gives way."""
+        cohort = self._by_namespace.get(hello.namespace)
+        if cohort is None or not cohort.is_adopted:
+            return None
+        if (hello.page_bytes, hello.n_parts) == (cohort.shape.page_bytes, cohort.shape.n_parts):
+            return None
+        return self._by_namespace.pop(hello.namespace)
 
     def _make_room(self) -> Cohort | None:
         if len(self._by_namespace) < COHORTS_MAX:

@@ -20,7 +20,7 @@ from kvpeer.core.owner_answers import checked_holders, checked_stream_answer, ta
 from kvpeer.core.owner_stream import StreamMessage
 from kvpeer.core.publisher import Publisher, SendToOwner
 from kvpeer.core.ring import Ring
-from kvpeer.model import AgentId, KvPeerError
+from kvpeer.model import AgentId, KvPeerError, Tier
 from kvpeer.wire.messages import (
     AgentInfo,
     Apply,
@@ -89,8 +89,9 @@ class DirectoryService:
         slots: NDArray[np.uint32],
         generations: NDArray[np.uint32],
         lengths: NDArray[np.uint32],
+        tier: Tier = Tier.HOST,
     ) -> None:
-        self._perform(self.publisher.published(keys, partitions, slots, generations, lengths))
+        self._perform(self.publisher.published(keys, partitions, slots, generations, lengths, tier))
 
     def withdrawn(
         self, keys: bytes, partitions: NDArray[np.uint16], slots: NDArray[np.uint32], generations: NDArray[np.uint32]

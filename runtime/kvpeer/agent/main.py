@@ -23,35 +23,40 @@ from prometheus_client import CollectorRegistry
 from kvpeer import __version__
 from kvpeer.agent.clients import ClientLimits, ClientServer
 from kvpeer.agent.config import HUGEPAGE_BYTES, AgentConfig, seeds_of
+from kvpeer.agent.config.parts import link_settings, membership_settings, server_limits, slot_settings
 from kvpeer.agent.corruption import CorruptPages
 from kvpeer.agent.data_peers import DataAdmissions, DataPeers
 from kvpeer.agent.directory import DirectoryService
 from kvpeer.agent.discovery import RENEW_S, list_addresses, withdraw_address, write_address
+from kvpeer.agent.disk import DiskTier
+from kvpeer.agent.disk_first import DiskFirst
 from kvpeer.agent.fetch_threads import FetchThreads
 from kvpeer.agent.http import HttpEndpoint
-from kvpeer.agent.links import LinkEnd, LinkSettings, PeerLinks
+from kvpeer.agent.links import LinkEnd, PeerLinks
 from kvpeer.agent.locator import PeerLocator
 from kvpeer.agent.membership import MembershipService, Seed
 from kvpeer.agent.observer import Observer
-from kvpeer.agent.pool import PoolService
+from kvpeer.agent.pool import Locator, PoolService, Puller
 from kvpeer.agent.private_files import private_folder
+from kvpeer.agent.promotions import Promotions
 from kvpeer.agent.puller import PeerPuller, Services
+from kvpeer.agent.remote_disk import RemoteDisks
 from kvpeer.agent.security import open_security
 from kvpeer.agent.tasks import BackgroundTasks, is_fatal
 from kvpeer.agent.touches import Touches
 from kvpeer.core.breaker import Breakers
 from kvpeer.core.directory import DirectoryShard
-from kvpeer.core.membership import MembersChanged, Membership, MembershipSettings
+from kvpeer.core.membership import MembersChanged, Membership
 from kvpeer.core.negative import NegativeCache
 from kvpeer.core.producers import Producers
 from kvpeer.core.publisher import REGISTRY_PARTITION_RECORDS_MAX, Publisher
 from kvpeer.core.pull import Pulls
 from kvpeer.core.ring import Ring
-from kvpeer.core.slots import SlotSettings, SlotTable
+from kvpeer.core.slots import SlotTable
 from kvpeer.core.view import ClusterView
 from kvpeer.metrics import build
 from kvpeer.model import AGENT_ID_BYTES, AgentId, ConfigError, Verify
-from kvpeer.native import DataServer, DirectoryTable, Pool, ServerLimits
+from kvpeer.native import DataServer, DirectoryTable, Pool
 from kvpeer.wire.messages import AgentInfo
 
 __all__ = ["Agent", "run"]
@@ -130,28 +135,14 @@ class Agent:
         return Pool(pool.size_bytes, pool.extent_bytes, self.agent_id, HUGEPAGE_BYTES[pool.hugepages])
 
     def _build_server(self) -> DataServer:
-        transport = self.config.transport
-        limits = ServerLimits(
-            connections_max=transport.server_connections_max,
-            pages_max=transport.server_pages_max,
-            idle_timeout_ms=round(transport.idle_timeout_s * 1000),
-            io_timeout_ms=round(transport.io_timeout_s * 1000),
-            handshake_timeout_ms=round(transport.handshake_timeout_s * 1000),
-        )
         agent = self.config.agent
         try:
-            return DataServer(self._pool, agent.host, agent.data_port, limits)
+            return DataServer(self._pool, agent.host, agent.data_port, server_limits(self.config.transport))
         except ConfigError as error:
             raise ConfigError(f"{error}; choose another agent.host or agent.data_port") from error
 
     def _build_links(self, security: object, rng: random.Random) -> PeerLinks:
-        limits = self.config.limits
-        settings = LinkSettings(
-            requests_max=limits.peer_requests_max,
-            notices_max=limits.peer_notices_max,
-            inbound_max=limits.peer_links_max,
-        )
-        agent = self.config.agent
+        agent, settings = self.config.agent, link_settings(self.config.limits)
         return PeerLinks(agent.host, agent.control_port, security, self._metrics, settings, rng)  # type: ignore[arg-type]
 
     def _build_info(self) -> AgentInfo:
@@ -178,9 +169,9 @@ class Agent:
             self._links,
             clock,
         )
-        self._pool_service = PoolService(self._pool, SlotTable(self._slot_settings()), clock, self._directory)
+        self._build_pool_service()
         self._membership = MembershipService(
-            Membership(self.info, self._membership_settings(), rng, clock()),
+            Membership(self.info, membership_settings(config.membership), rng, clock()),
             self._links,
             self._seeds,
             self._members_changed,
@@ -198,32 +189,31 @@ class Agent:
         producers = Producers(self._view, self._fetches, NegativeCache(), threads.in_flight)
         self._locator = PeerLocator(self._directory, self._lookups, producers, self._metrics, clock)
         services = Services(
-            self._pool_service, self._locator, self._directory, self._touches, self._corrupt_pages, self._metrics,
-            self._peers.transport, clock,
+            self._pool_service, self._locator, self._directory, self._touches, self._corrupt_pages,
+            RemoteDisks(self._links), self._metrics, self._peers.transport, clock,
         )  # fmt: skip
         self._puller = PeerPuller(services, Pulls(producers, self._locator.recent), threads)
+        locator: Locator = self._locator
+        puller: Puller = self._puller
+        if self._disk is not None:
+            locator = puller = DiskFirst(self._disk.store, self._promotions, locator, puller)
         self._clients = ClientServer(
             config.agent.socket, self.agent_id, self._pool_service, self._pool.payload_bytes, config.pool.extent_bytes,
-            self._verify, self._locator, self._puller, clock, self._metrics,
+            self._verify, locator, puller, clock, self._metrics,
             ClientLimits(config.limits.clients_max, config.limits.batch_pages_max),
             is_private=self._is_embedded, on_clients_changed=self._clients_changed,
         )  # fmt: skip
 
-    def _slot_settings(self) -> SlotSettings:
-        pool = self.config.pool
-        return SlotSettings(
-            extent_bytes=pool.extent_bytes,
-            n_extents=self._pool.n_extents,
-            lease_ttl_s=pool.lease_ttl_s,
-            reserve_deadline_s=pool.reserve_deadline_s,
-            pin_ttl_s=pool.pin_ttl_s,
-            death_grace_s=pool.death_grace_s,
-            corrupt_hold_s=pool.corrupt_hold_s,
-        )
-
-    def _membership_settings(self) -> MembershipSettings:
-        values = self.config.membership
-        return MembershipSettings(**{name: getattr(values, name) for name in MembershipSettings.__dataclass_fields__})
+    def _build_pool_service(self) -> None:
+        config, clock = self.config, time.monotonic
+        table = SlotTable(slot_settings(config.pool, self._pool.n_extents))
+        self._disk = DiskTier(config.disk, self._directory, clock) if config.disk.path else None
+        if self._disk is None:
+            self._pool_service = PoolService(self._pool, table, clock, self._directory)
+        else:
+            self._pool_service = PoolService(self._pool, table, clock, self._disk, lower=self._disk)
+            store = self._disk.attach(self._pool_service)
+            self._promotions = Promotions(store, self._pool_service, self._metrics, clock)
 
     @property
     def _verify(self) -> Verify:
@@ -241,7 +231,7 @@ class Agent:
         asyncio.get_running_loop().set_exception_handler(self._loop_failed)
         self._observer = observer = Observer(
             self._metrics, self._pool_service, self._pool, self._server, self._directory, self._membership,
-            {"lookup": self._lookups, "data": self._fetches}, self._clients, self._peers,
+            {"lookup": self._lookups, "data": self._fetches}, self._clients, self._peers, self._disk,
         )  # fmt: skip
         observer.describe(__version__, config)
         if config.metrics.enabled:
@@ -254,6 +244,7 @@ class Agent:
             **self._touches.handlers(),
             **self._corrupt_pages.handlers(),
             **self._admissions.handlers(),
+            **(self._promotions.handlers() if self._disk else {}),
         }
         self._links.start(self.info, handlers, self)
         self._directory.members_changed(self._view.ring, self._view.alive)
@@ -269,6 +260,8 @@ class Agent:
             ("address file", self._renew_address()),
         ):
             self._tasks.spawn(name, work, is_vital=True)
+        if self._disk is not None:
+            self._tasks.spawn("disk", self._disk.store.run(), is_vital=True)
         self._clients_changed(0)
         self._log_addresses()
 
@@ -311,7 +304,14 @@ class Agent:
         await self._pool_service.close()
         await self._closing.aclose()
         self._server.close()
-        self._pool.close()
+        if self._disk is None or await self._close_disk(self._disk):
+            self._pool.close()
+
+    async def _close_disk(self, disk: DiskTier) -> bool:
+        """False if a thread of a disk that hangs may still write into the pool, which the process's end then frees."""
+        is_unused = await self._promotions.close(STOP_DEADLINE_S / 2)
+        await disk.store.close(STOP_DEADLINE_S / 2)
+        return is_unused
 
     def _log_addresses(self) -> None:
         agent, told = self.config.agent, self.info

@@ -11,9 +11,11 @@ from kvpeer.agent.clients import ClientServer
 from kvpeer.agent.config import AgentConfig
 from kvpeer.agent.data_peers import DataPeers
 from kvpeer.agent.directory import DirectoryService
+from kvpeer.agent.disk import DiskTier
 from kvpeer.agent.membership import MembershipService
 from kvpeer.agent.pool import PoolService
 from kvpeer.core.breaker import Breakers, BreakerState
+from kvpeer.core.disk import Condition
 from kvpeer.core.membership import MemberState
 from kvpeer.metrics import Metrics
 from kvpeer.model import AgentId
@@ -42,6 +44,7 @@ class Observer:
         breakers: Mapping[str, Breakers],
         clients: ClientServer,
         peers: DataPeers,
+        disk: DiskTier | None,
     ) -> None:
         self._metrics = metrics
         self._pool = pool
@@ -52,6 +55,7 @@ class Observer:
         self._breakers = breakers
         self._clients = clients
         self._peers = peers
+        self._disk = disk
         self._beat_at = time.monotonic()
 
     def health(self) -> str:
@@ -71,6 +75,7 @@ class Observer:
         self._metrics.gauge("kvpeer_transport_active").labels(transport="shm").set(1)
         self._metrics.gauge("kvpeer_transport_active").labels(transport=self._peers.transport).set(1)
         self._metrics.gauge("kvpeer_pool_capacity_bytes").set(self._native_pool.payload_bytes)
+        self._metrics.gauge("kvpeer_disk_condition").labels(condition=Condition.OFF.value).set(self._disk is None)
 
     async def run(self) -> None:
         """Looks at everything once a second, until cancelled."""
@@ -85,6 +90,8 @@ class Observer:
         self._observe_server()
         self._observe_directory()
         self._observe_cluster()
+        if self._disk is not None:
+            self._disk.observe(self._metrics)
 
     def _observe_pool(self) -> None:
         metrics, stats = self._metrics, self._pool.stats()

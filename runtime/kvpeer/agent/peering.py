@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -12,7 +13,50 @@ from kvpeer.core.chain import ChainSlice
 from kvpeer.core.reasons import MissReason
 from kvpeer.model import Outcome
 
-__all__ = ["Locator", "NoPeers", "PoolHooks", "Puller"]
+__all__ = ["NO_LOWER_TIER", "CommittedPages", "Locator", "LowerTier", "NoPeers", "PoolHooks", "Puller"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CommittedPages:
+    """Pages of one namespace that were just committed to the pool. Columns of n pages; `parts`: their part tables,
+    PART_DTYPE [n, n_parts]."""
+
+    namespace: bytes
+    page_bytes: int
+    keys: bytes
+    partitions: NDArray[np.uint16]
+    slots: NDArray[np.uint32]
+    generations: NDArray[np.uint32]
+    parts: NDArray[np.void]
+
+
+class LowerTier(Protocol):
+    """Where pages go besides the pool. Called on the event loop; must not block."""
+
+    def committed(self, pages: CommittedPages) -> None:
+        """These pages can be read from the pool, for a while."""
+
+    def forget(self, namespace: bytes) -> None:
+        """No page of the namespace may be had from now on."""
+
+    async def forgotten(self, namespace: bytes, deadline: float) -> None:
+        """Returns when none can be had after a restart either, or at the deadline (monotonic seconds)."""
+
+
+class NoLowerTier:
+    """The pool is all there is."""
+
+    def committed(self, pages: CommittedPages) -> None:
+        """Not kept."""
+
+    def forget(self, namespace: bytes) -> None:
+        """Nothing is kept."""
+
+    async def forgotten(self, namespace: bytes, deadline: float) -> None:
+        """Nothing was kept."""
+
+
+NO_LOWER_TIER = NoLowerTier()
 
 
 class PoolHooks(Protocol):

@@ -12,14 +12,13 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvpeer.agent.cohorts import Cohort, Cohorts
+from kvpeer.agent.cohorts import Cohort, Cohorts, CohortStatus
 from kvpeer.agent.memory import available_bytes
-from kvpeer.agent.peering import Locator, NoPeers, PoolHooks, Puller
+from kvpeer.agent.peering import NO_LOWER_TIER, CommittedPages, Locator, LowerTier, NoPeers, PoolHooks, Puller
 from kvpeer.core.chain import ChainSlice, take_keys
 from kvpeer.core.slot_effects import (
     AssignExtent,
@@ -66,18 +65,6 @@ TICK_S_MIN = 0.01
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class CohortStatus:
-    """One namespace, for status and metrics."""
-
-    namespace: bytes
-    description: dict[str, str]
-    page_bytes: int
-    n_parts: int
-    n_clients: int
-    n_pages: int
-
-
 class PoolService:
     """See the module docstring. `clock` is monotonic seconds; deadlines are absolute on it."""
 
@@ -88,14 +75,17 @@ class PoolService:
         clock: Callable[[], float],
         hooks: PoolHooks,
         memory_available: Callable[[], int | None] = available_bytes,
+        lower: LowerTier = NO_LOWER_TIER,
     ) -> None:
         self.native = pool
         self._table = table
         self._clock = clock
         self._hooks = hooks
         self._memory_available = memory_available
+        self._lower = lower
         self._cohorts = Cohorts(table.settings.extent_bytes)
         self._part_tables: dict[int, NDArray[np.void]] = {}  # by slot: checksums of a page whose parts are not all in
+        self._committed_parts: NDArray[np.void] = np.zeros((0, 1), dtype=PART_DTYPE)  # of the last pages marked so
         self._opener = ThreadPoolExecutor(1, thread_name_prefix="kvpeer-extents")
         self._opening: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -135,25 +125,23 @@ class PoolService:
         self._cohorts.leave(cohort)
         self._perform(self._table.gone(client, self._clock()))
 
-    def reset(self, cohort: Cohort, reason: str) -> None:
-        """Withdraws all pages of the cohort."""
+    def adopt(self, namespace: bytes, page_bytes: int, n_parts: int) -> Cohort:
+        """The cohort of pages that a lower tier holds, whether clients know of it or not. Raises as `Cohorts.adopt`."""
+        cohort, dropped = self._cohorts.adopt(namespace, page_bytes, n_parts)
+        if dropped is not None:
+            self._perform(self._table.withdraw_cohort(dropped.number, self._clock()))
+        return cohort
+
+    async def reset(self, cohort: Cohort, reason: str, deadline: float) -> None:
+        """Withdraws all pages of the cohort, here at once; returns when the lower tier has, or at the deadline."""
         _log.info("withdrawing all pages of namespace %s: %s", cohort.namespace.hex()[:16], reason)
+        self._lower.forget(cohort.namespace)
         self._perform(self._table.withdraw_cohort(cohort.number, self._clock()))
+        await self._lower.forgotten(cohort.namespace, deadline)
 
     def cohorts(self) -> list[CohortStatus]:
         """All namespaces known here. O(pages)."""
-        n_pages = self._table.n_pages_by_cohort()
-        return [
-            CohortStatus(
-                cohort.namespace,
-                cohort.description,
-                cohort.shape.page_bytes,
-                cohort.shape.n_parts,
-                cohort.n_clients,
-                n_pages[cohort.number],
-            )
-            for cohort in self._cohorts
-        ]
+        return self._cohorts.statuses(self._table.n_pages_by_cohort())
 
     @property
     def n_cohorts(self) -> int:
@@ -207,6 +195,12 @@ class PoolService:
         need no pull: the page is here, or is being written by somebody else. What was given must be settled by
         `commit_pulled` or `fail_pull`, the latter only when nothing can write into the slot any more."""
         keys, partitions = take_keys(chain.keys, indices), chain.partitions()[indices]
+        return await self.reserve_whole(cohort, keys, partitions, deadline)
+
+    async def reserve_whole(
+        self, cohort: Cohort, keys: bytes, partitions: NDArray[np.uint16], deadline: float
+    ) -> Reservation:
+        """As `reserve_for_pull`, for pages whose chain is not known."""
         return await self._reserve_soon(PULL_WRITER, keys, partitions, cohort, ALL_PARTS, deadline)
 
     def commit_pulled(
@@ -250,6 +244,14 @@ class PoolService:
     def use(self, slots: NDArray[np.uint32], generations: NDArray[np.uint32]) -> None:
         """Remote readers used these slots."""
         self._table.use(slots, generations, self._clock())
+
+    def address(self, slot: int) -> int:
+        """Where the payload of a slot lies in this process."""
+        return self.native.slot_address(slot)
+
+    def has(self, key: bytes) -> bool:
+        """Whether this page is here. No use of it."""
+        return self._table.has(key)
 
     def holds(self, key: bytes, slot: int, generation: int) -> bool:
         """Whether this page can be read in this use of this slot."""
@@ -298,6 +300,7 @@ class PoolService:
                 self._part_tables.pop(slot, None)
         elif isinstance(effect, Published):
             self._hooks.published(effect.keys, effect.partitions, effect.slots, effect.generations, effect.lengths)
+            self._pass_on(effect)
         elif isinstance(effect, Withdrawn):
             self._hooks.withdrawn(effect.keys, effect.partitions, effect.slots, effect.generations)
         elif isinstance(effect, AssignExtent):
@@ -309,6 +312,17 @@ class PoolService:
         parts = np.stack([self._part_tables.pop(slot) for slot in effect.slots.tolist()])
         keys = np.frombuffer(effect.keys, dtype=np.uint8)
         self.native.mark_committed(effect.slots, effect.generations, keys, parts)
+        self._committed_parts = parts
+
+    def _pass_on(self, effect: Published) -> None:
+        cohort = self._cohorts.numbered(effect.cohort)
+        if cohort is not None:
+            self._lower.committed(
+                CommittedPages(
+                    cohort.namespace, cohort.shape.page_bytes, effect.keys, effect.partitions, effect.slots,
+                    effect.generations, self._committed_parts,
+                )
+            )  # fmt: skip
 
     def _open(self, effect: TouchExtent) -> None:
         task = asyncio.get_running_loop().create_task(self._open_extent(effect.extent))

@@ -21,6 +21,7 @@ from kvpeer.agent.directory import DirectoryService
 from kvpeer.agent.fetch_threads import FetchThreads
 from kvpeer.agent.locator import PeerLocator
 from kvpeer.agent.pool import PoolService
+from kvpeer.agent.remote_disk import RemoteDisks
 from kvpeer.agent.touches import Touches
 from kvpeer.core.chain import ChainSlice
 from kvpeer.core.pull import (
@@ -30,6 +31,7 @@ from kvpeer.core.pull import (
     Fetch,
     GiveBack,
     Locate,
+    Promote,
     PullPlan,
     PullQuestion,
     Pulls,
@@ -57,6 +59,7 @@ class Services:
     directory: DirectoryService
     touches: Touches
     corrupt_pages: CorruptPages
+    disks: RemoteDisks
     metrics: Metrics
     transport: str
     clock: Callable[[], float] = time.monotonic
@@ -131,6 +134,10 @@ class PeerPuller:
         if isinstance(ask, Locate):
             located = await self._s.locator.find(question.chain, question.indices, question.request, question.deadline)
             return plan.located(ask, located, self._s.clock())
+        if isinstance(ask, Promote):
+            producer, pages, left_s = ask.portion.producer, ask.portion, ask.deadline - self._s.clock()
+            promoted = await self._s.disks.promote(producer, pages.keys, pages.holders, left_s)
+            return plan.promoted(ask, *promoted, self._s.clock())
         if isinstance(ask, Reserve):
             indices = question.indices[ask.portion.places]
             reservation = await self._s.pool.reserve_for_pull(cohort, question.chain, indices, ask.deadline)

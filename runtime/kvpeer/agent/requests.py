@@ -106,7 +106,7 @@ class ClientRequests:
         if isinstance(message, Commit):
             return self._commit(client, message)
         if isinstance(message, Reset):
-            self._pool.reset(client.cohort, message.reason[:TEXT_CHARS_MAX])
+            await self._pool.reset(client.cohort, message.reason[:TEXT_CHARS_MAX], deadline - ANSWER_MARGIN_S)
             return Ok()
         raise RemoteProtocolError(f"{type(message).__name__} is not a request of a client")
 

@@ -49,6 +49,8 @@ class UnaskedReason(str, Enum):
     """An engine of this pod is just writing it itself."""
     BUSY = "busy"
     """As many fetches from its producer as may run at a time ran until the deadline."""
+    NOT_PROMOTED = "not_promoted"
+    """Its producer did not bring it from its disk in time, or at all."""
     LATE = "late"
     """No thread was free before the deadline, or locating took all the time."""
 

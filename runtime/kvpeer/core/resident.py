@@ -138,7 +138,8 @@ class EffectBatch:
             pages = self._committed
             lengths = np.array([page.shape.page_bytes for page in pages], dtype=np.uint32)
             effects.append(MarkCommitted(*_slots(pages), _keys(pages)))
-            effects.append(Published(_keys(pages), _partitions(pages), *_slots(pages), lengths))
+            cohort = pages[0].shape.cohort  # whoever commits belongs to one
+            effects.append(Published(_keys(pages), _partitions(pages), *_slots(pages), lengths, cohort))
         for collected in (self._withdrawn, self._extents, self._writing, self._committed):
             collected.clear()
         return effects

@@ -156,13 +156,14 @@ class MarkCommitted:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Published:
-    """These pages can be read now: tell the directory."""
+    """These pages can be read now: tell the directory. All pages of one batch belong to one cohort."""
 
     keys: bytes
     partitions: NDArray[np.uint16]
     slots: NDArray[np.uint32]
     generations: NDArray[np.uint32]
     lengths: NDArray[np.uint32]
+    cohort: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)

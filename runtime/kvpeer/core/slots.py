@@ -208,6 +208,10 @@ class SlotTable:
         page = self._residents.committed(key)
         return page is not None and (page.slot, page.generation) == (slot, generation)
 
+    def has(self, key: bytes) -> bool:
+        """Whether this page can be read. No use of it."""
+        return self._residents.committed(key) is not None
+
     def use(self, slots: NDArray[np.uint32], generations: NDArray[np.uint32], now: float) -> None:
         """Remote readers used these slots."""
         for page in self._residents.in_slots(slots, generations):

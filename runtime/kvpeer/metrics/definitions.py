@@ -47,7 +47,8 @@ class Metric:
 
 _OUTCOMES = tuple(outcome.name.lower() for outcome in Outcome)
 _TRANSPORTS = ("shm", "tcp")
-_UNASKED_REASONS = ("no_source", "breaker_open", "other_size", "no_room", "writing", "busy", "late")
+_UNASKED_REASONS = ("no_source", "breaker_open", "other_size", "no_room", "writing", "busy", "not_promoted", "late")
+_DISK_CONDITIONS = ("off", "opening", "ok", "full", "locked", "read_only", "vanished", "slow", "failing")
 _CLIENT_REFUSALS = ("busy", "refused", "hello_timeout", "protocol", "internal")
 _PEER_REFUSALS = ("tls", "version", "protocol", "hello_timeout", "cluster", "identity", "self", "limit", "refused_us")
 
@@ -96,7 +97,8 @@ METRICS: tuple[Metric, ...] = (
              "Are owners slow?"),
     _seconds("kvpeer_locate_seconds", "Duration of a locate.", "Does asking delay requests?"),
     _counter("kvpeer_fetch_pages_total", "",
-             "Pages that engines fetched, by what they got: shm, from the own pool; tcp, not there, so to be pulled.",
+             "Pages that engines fetched, by what they got: shm, from the own pool; tcp, not there, so to be had from "
+             "a peer or the own disk.",
              "Do fetches deliver, and how?", outcome=_OUTCOMES, transport=_TRANSPORTS),
     _seconds("kvpeer_fetch_seconds", "Duration of a fetch of one batch.", "Do fetches delay requests?"),
     _counter("kvpeer_transport_asked_pages_total", "",
@@ -117,6 +119,23 @@ METRICS: tuple[Metric, ...] = (
              transport=_TRANSPORTS),
     _gauge("kvpeer_transport_active", "", "1 for each transport in use.", "Which path do bytes take?",
            transport=_TRANSPORTS),
+    _gauge("kvpeer_disk_condition", "", "1 for the state that the disk tier is in; pages are served in ok and full.",
+           "Does the disk tier work, and if not, why?", condition=_DISK_CONDITIONS),
+    _gauge("kvpeer_disk_capacity_bytes", "bytes", "Room that the disk tier may use; 0 without one.",
+           "How large is the disk tier?"),
+    _gauge("kvpeer_disk_used_bytes", "bytes", "Size of its files.", "How much of that does it use?"),
+    _gauge("kvpeer_disk_pages", "", "Pages that can be read from the disk.", "How many pages does the disk add?"),
+    _gauge("kvpeer_disk_queued_pages", "", "Pages that wait to be written.", "Does the disk keep up?"),
+    _counter("kvpeer_disk_offered_pages_total", "", "Pages that were to be written, by what became of them; moved: "
+             "they left the pool before.", "Is the disk too slow, or too small?",
+             outcome=("written", "queue_full", "disk_off", "moved", "no_room")),
+    _counter("kvpeer_disk_evicted_pages_total", "", "Pages that were evicted from the disk.", "Is the disk too small?"),
+    _counter("kvpeer_disk_corrupt_pages_total", "", "Pages that had other bytes on the disk than were written.",
+             "Does the disk rot?"),
+    _counter("kvpeer_disk_promoted_pages_total", "", "Pages wanted from the disk, by what came of it.",
+             "Is the disk of use, and to whom?", outcome=_OUTCOMES, reader=("own", "peer")),
+    _counter("kvpeer_disk_written_bytes_total", "bytes", "Page bytes written to the disk.", "How much is written?"),
+    _counter("kvpeer_disk_read_bytes_total", "bytes", "Page bytes read from the disk.", "How much is read?"),
     _gauge("kvpeer_directory_records", "", "Records in this agent's shard.", "Is the directory balanced?"),
     _gauge("kvpeer_directory_holders", "", "Holders in these records.", "How many copies are known?"),
     _gauge("kvpeer_directory_memory_bytes", "bytes", "Memory of the shard.", "What does the directory cost?"),
@@ -172,6 +191,9 @@ PROMISES: Mapping[str, str] = MappingProxyType(
         ),
         "wrong bytes from peers": 'increase(kvpeer_transport_asked_pages_total{outcome="corrupt"}[1h]) > 0',
         "an agent that a bug has hit": "increase(kvpeer_agent_task_failures_total[1h]) > 0",
+        "a disk tier that does not work": (
+            'kvpeer_disk_condition{condition=~"full|locked|read_only|vanished|slow|failing"} == 1'
+        ),
         "damaged memory": "increase(kvpeer_pool_corrupt_pages_total[1h]) > 0",
         "pages that are damaged on the way": 'increase(kvpeer_pool_reported_pages_total{outcome="false"}[1h]) > 0',
         "a foreign agent knocks": "sum by (reason) (increase(kvpeer_links_refusals_total[1h])) > 0",

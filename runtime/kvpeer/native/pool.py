@@ -66,6 +66,17 @@ class Pool(Handle):
         n_bytes = ctypes.c_uint64()
         return int(library().kvp_pool_payload(self._pointer, ctypes.byref(n_bytes)))
 
+    def slot_address(self, slot: int) -> int:
+        """Address of a slot's payload in this process; it is a multiple of a memory page.
+
+        Raises:
+            LocalProtocolError: there is no such slot.
+        """
+        address = library().kvp_pool_slot_address(self._pointer, slot)
+        if not address:
+            raise LocalProtocolError(f"slot {slot} does not exist")
+        return int(address)
+
     def payload_view(self) -> U1:
         """Returns the payload as an array over the mapping; the array must not outlive the pool."""
         return bytes_at(self.payload_address, self.payload_bytes)

@@ -19,6 +19,7 @@ from kvpeer.core.pull import (
     Fetch,
     GiveBack,
     Locate,
+    Promote,
     PullPlan,
     PullQuestion,
     Pulls,
@@ -29,7 +30,7 @@ from kvpeer.core.pull import (
 )
 from kvpeer.core.reasons import MissReason
 from kvpeer.core.slots import ALL_PARTS
-from kvpeer.model import KvPeerError
+from kvpeer.model import KvPeerError, Outcome
 from kvpeer.sim.directory import Directory
 from kvpeer.sim.kernel import Future, Process, Task
 from kvpeer.sim.pool import PULL_WRITER, Cohort, Pool
@@ -164,7 +165,7 @@ class Puller:
         pending, asks = list(effects), []
         while pending:
             effect = pending.pop(0)
-            if isinstance(effect, Locate | Reserve | Fetch):
+            if isinstance(effect, Locate | Promote | Reserve | Fetch):
                 asks.append(self._s.process.spawn(self._ask(plan, cohort, effect)))
             elif isinstance(effect, Commit):
                 parts = [effect.parts[idx] for idx in effect.indices.tolist()]
@@ -177,14 +178,17 @@ class Puller:
         for task in asks:
             await task
 
-    async def _ask(self, plan: PullPlan, cohort: Cohort, ask: Locate | Reserve | Fetch) -> None:
+    async def _ask(self, plan: PullPlan, cohort: Cohort, ask: Locate | Promote | Reserve | Fetch) -> None:
         await self._perform(plan, cohort, await self._answer(plan, cohort, ask))
 
-    async def _answer(self, plan: PullPlan, cohort: Cohort, ask: Locate | Reserve | Fetch) -> list[Effect]:
+    async def _answer(self, plan: PullPlan, cohort: Cohort, ask: Locate | Promote | Reserve | Fetch) -> list[Effect]:
         clock, question = self._s.process.clock, plan.question
         if isinstance(ask, Locate):
             located = await self._s.locator.find(question.chain, question.indices, question.request, question.deadline)
             return plan.located(ask, located, clock())
+        if isinstance(ask, Promote):  # no simulated agent has a disk
+            nothing = np.full(len(ask.portion), Outcome.MISS, dtype=np.uint8)
+            return plan.promoted(ask, nothing, ask.portion.holders, clock())
         if isinstance(ask, Reserve):
             pages = ask.portion
             reservation = await self._s.pool.reserve(

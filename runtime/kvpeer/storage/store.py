@@ -118,7 +118,7 @@ class DiskStore:
     def offer(self, offers: Iterable[Offer]) -> None:
         """Pages that the pool just committed. What is on the disk already counts as used."""
         for offer in offers:
-            if self._folder is None:
+            if self._folder is None and self._health.condition is not Condition.OPENING:
                 self.outcomes["disk_off"] += 1
             elif self._pages.find(offer.facts.key) is not None:
                 self._pages.use(offer.facts.key)
@@ -156,17 +156,23 @@ class DiskStore:
             self.n_reading -= 1
         return self._judge(page, read)
 
-    async def forget(self, namespace: bytes, deadline: float) -> bool:
-        """No page of the namespace is found from now on, and none after a restart if this returns True: False if the
-        disk did not confirm that by the deadline. It is done then as soon as the disk can be written."""
+    def forget(self, namespace: bytes) -> None:
+        """No page of the namespace is found from now on; its rows go as soon as the disk can be written."""
         self._pages.forget(namespace)
         self._queue.forget(namespace)
         self._tell_gone()
         if len(self._to_forget) >= FORGOTTEN_MAX:
             self._to_forget.clear()
             self._forgets_all = True
-        is_done = self._to_forget.setdefault(namespace, asyncio.Event())
+        self._to_forget.setdefault(namespace, asyncio.Event())
         self._wake.set()
+
+    async def forgotten(self, namespace: bytes, deadline: float) -> bool:
+        """Whether no page of the namespace that was forgotten can come back by a restart; waits for that until the
+        deadline."""
+        is_done = self._to_forget.get(namespace)
+        if is_done is None:
+            return True
         try:
             await asyncio.wait_for(is_done.wait(), max(0.0, deadline - self._clock()))
         except asyncio.TimeoutError:

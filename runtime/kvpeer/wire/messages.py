@@ -47,6 +47,8 @@ __all__ = [
     "Ping",
     "PingAck",
     "PingRequest",
+    "Promote",
+    "Promoted",
     "Refusal",
     "RefusalCode",
     "Release",
@@ -69,6 +71,9 @@ UPDATES_MAX = 1024
 DESCRIPTION_FIELDS_MAX = 256
 """Fields of a namespace's description; an engine gives some twenty. A frame full of them would cost twenty times its
 size."""
+
+WAIT_MS_MAX = 600_000
+"""As long as a request may take at all."""
 
 _Id = Annotated[bytes, msgspec.Meta(min_length=AGENT_ID_BYTES, max_length=AGENT_ID_BYTES)]
 _Name = Annotated[str, msgspec.Meta(max_length=253)]  # as long as a DNS name
@@ -294,6 +299,23 @@ class CorruptReport(Message, frozen=True, tag=21):
     generations: bytes
 
 
+class Promote(Message, frozen=True, tag=22):
+    """Asks the producer to bring these pages from its disk into its pool. It answers what it has after `wait_ms`;
+    answer: Promoted."""
+
+    keys: bytes
+    wait_ms: Annotated[int, msgspec.Meta(ge=0, le=WAIT_MS_MAX)]
+
+
+class Promoted(Message, frozen=True, tag=23):
+    """outcomes u8 per key; slots and generations (u32) are where the page lies in the pool, valid where outcome is
+    HIT. MISS: neither in the pool nor on the disk."""
+
+    outcomes: bytes
+    slots: bytes
+    generations: bytes
+
+
 PeerMessage = (
     PeerHello
     | PeerWelcome
@@ -314,6 +336,8 @@ PeerMessage = (
     | OpenData
     | DataAdmission
     | CorruptReport
+    | Promote
+    | Promoted
     | Ok
     | Refusal
 )

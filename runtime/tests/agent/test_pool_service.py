@@ -98,7 +98,7 @@ def test_the_hooks_know_exactly_the_pages_that_are_here_through_eviction_and_res
         assert int(resident.sum()) == len(agent.hooks.pages)
         assert 8 <= len(agent.hooks.pages) <= 16, "16 slots"
         assert agent.pool.cohorts()[0].n_pages == len(agent.hooks.pages)
-        agent.pool.reset(agent.cohort, "test")
+        await agent.pool.reset(agent.cohort, "test", 0.0)
         assert agent.hooks.pages == {}
 
     with_agent(scenario)
@@ -212,7 +212,7 @@ def test_the_checksums_of_a_page_that_was_never_completed_are_forgotten() -> Non
         half = await agent.pool.reserve(1, cohort, 0, chain_of(1), time.monotonic() + 1)
         agent.pool.commit(1, cohort, 0, half.slots, half.generations, np.ones(1, dtype=np.uint64))
         assert len(agent.pool._part_tables) == 1
-        agent.pool.reset(cohort, "test")
+        await agent.pool.reset(cohort, "test", 0.0)
         assert agent.pool._part_tables == {}
 
     with_agent(scenario)

@@ -31,6 +31,9 @@ SETTINGS = {
     "directory.anti_entropy_interval": "200ms",
     "directory.partition_records_max": "64",
 }
+DISK = {"disk.size": "4Mi", "disk.segment_size": "2Mi"}
+"""Of an agent with `disk.path`: it takes some 200 pages."""
+
 HELLO = ClientHello("test", NAMESPACE, {}, PAGE_BYTES, 1, 0, 0, PAGE_BYTES)
 WRITER = 1
 

@@ -86,7 +86,7 @@ class EffectModel:
                     for slot, generation in zip(slots.tolist(), generations.tolist(), strict=True):
                         assert self.headers[slot] in {("writing", generation), ("committed", generation)}
                         self.headers[slot] = ("withdrawn", generation)
-                case Published(keys, partitions, slots, generations, lengths):
+                case Published(keys, partitions, slots, generations, lengths, _):
                     assert (partitions.dtype, lengths.dtype) == (np.uint16, np.uint32)
                     pages = zip(split(keys), partitions.tolist(), lengths.tolist(), strict=True)
                     locations = zip(slots.tolist(), generations.tolist(), strict=True)

@@ -252,10 +252,9 @@ def test_a_namespace_that_is_forgotten_is_gone_at_once_and_after_a_restart(tmp_p
         await tier.is_in(Condition.OK)
         await tier.write(1)
         await tier.write(2, namespace=other)
-        forgetting = asyncio.ensure_future(tier.store.forget(other, time.monotonic() + 5))
-        await asyncio.sleep(0)
+        tier.store.forget(other)
         assert tier.store.find(key_of(2)) is None
-        assert await forgetting
+        assert await tier.store.forgotten(other, time.monotonic() + 5)
 
     async def second(tier: Tier) -> None:
         await tier.until(lambda: key_of(1) in tier.directory.pages)
@@ -271,10 +270,9 @@ def test_what_is_forgotten_while_it_is_written_does_not_appear(tmp_path: Path) -
         HeldFolder.go_on.clear()
         tier.store.offer([tier.memory.put(1)])
         await tier.until(lambda: not tier.store.n_queued)
-        forgetting = asyncio.ensure_future(tier.store.forget(NAMESPACE, time.monotonic() + 10))
-        await asyncio.sleep(0)
+        tier.store.forget(NAMESPACE)
         HeldFolder.go_on.set()
-        assert await forgetting
+        assert await tier.store.forgotten(NAMESPACE, time.monotonic() + 10)
         await tier.write(2)
         assert tier.store.find(key_of(1)) is None
         assert set(tier.directory.pages) == {key_of(2)}
@@ -288,7 +286,8 @@ def test_what_is_forgotten_while_the_disk_is_away_does_not_come_back_with_it(tmp
         await tier.write(1)
         (tmp_path / "kv").rename(tmp_path / "gone")
         await tier.is_in(Condition.VANISHED)
-        assert not await tier.store.forget(NAMESPACE, time.monotonic() + 0.02), "nobody can promise it now"
+        tier.store.forget(NAMESPACE)
+        assert not await tier.store.forgotten(NAMESPACE, time.monotonic() + 0.02), "nobody can promise it now"
         (tmp_path / "gone").rename(tmp_path / "kv")
         await tier.is_in(Condition.OK)
         assert tier.store.n_pages == 0

@@ -34,6 +34,8 @@ from kvpeer.wire.messages import (
     Ping,
     PingAck,
     PingRequest,
+    Promote,
+    Promoted,
     Refusal,
     RefusalCode,
     Release,
@@ -87,6 +89,11 @@ PEER_SAMPLES: dict[str, tuple[Message, str]] = {
     "CorruptReport": (
         CorruptReport(KEY, b"\2\0\0\0", b"\3\0\0\0"),
         "9415" + KEY_HEX + "c40402000000" + "c40403000000",
+    ),
+    "Promote": (Promote(KEY, 250), "9316" + KEY_HEX + "ccfa"),
+    "Promoted": (
+        Promoted(b"\0", b"\2\0\0\0", b"\3\0\0\0"),
+        "9417" + "c40100" + "c40402000000" + "c40403000000",
     ),
     "Ok": (Ok(), "913c"),
     "Refusal": (Refusal(RefusalCode.BUSY, "no"), "933d" + "a4" + b"busy".hex() + "a26e6f"),

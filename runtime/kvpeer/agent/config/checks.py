@@ -32,6 +32,7 @@ def check(config: AgentConfig) -> None:
     _check_addresses(config)
     _check_paths(config)
     _check_pool(config)
+    _check_disk(config)
     _check_membership(config)
     _check_security(config)
 
@@ -114,6 +115,26 @@ def _check_pool(config: AgentConfig) -> None:
     if n_extents > EXTENTS_MAX:
         raise ConfigError(
             f"pool.size is {n_extents} extents, but at most {EXTENTS_MAX} can be named: raise pool.extent_size"
+        )
+
+
+def _check_disk(config: AgentConfig) -> None:
+    disk = config.disk
+    if not disk.path:
+        return
+    if not os.path.isabs(disk.path):
+        raise ConfigError(f"disk.path is {disk.path!r}, but must be an absolute path")
+    if disk.segment_bytes % _MEMORY_PAGE_BYTES:
+        raise ConfigError(f"disk.segment_size is {disk.segment_bytes} bytes, but must be a multiple of 4Ki")
+    if disk.size_bytes < disk.segment_bytes:
+        raise ConfigError(
+            f"disk.size is {format_size(disk.size_bytes)}, less than one disk.segment_size "
+            f"({format_size(disk.segment_bytes)})"
+        )
+    if disk.segment_bytes <= config.pool.extent_bytes:
+        raise ConfigError(
+            f"disk.segment_size is {format_size(disk.segment_bytes)}, but must be larger than pool.extent_size "
+            f"({format_size(config.pool.extent_bytes)}): a page may be as large as that"
         )
 
 

@@ -19,6 +19,7 @@ __all__ = [
     "AgentConfig",
     "AgentSettings",
     "DirectorySettings",
+    "DiskSettings",
     "LimitSettings",
     "MembershipSettings",
     "MetricsSettings",
@@ -160,6 +161,33 @@ class PoolSettings(_Group, frozen=True, kw_only=True):
             "A slot whose bytes were found wrong rests for this long; ten times longer each time it happens again.",
         ),
     ] = field(default=_SLOTS.corrupt_hold_s, name="corrupt_hold")
+
+
+class DiskSettings(_Group, frozen=True, kw_only=True):
+    """The disk below the pool: pages are written through to it, and come back from it after the pool evicted them."""
+
+    path: Annotated[
+        str,
+        _text(
+            "Folder for pages, of this agent alone; its parent must be there. Empty: no disk tier. It may be lost or "
+            "emptied at any time."
+        ),
+    ] = ""
+    size_bytes: Annotated[
+        int, _size(_MiB, 1 << 46, "Room for pages, rounded down to whole segments. The index takes 200 bytes a page.")
+    ] = field(default=64 * _GiB, name="size")
+    segment_bytes: Annotated[
+        int,
+        _size(
+            _MiB,
+            16 * _GiB,
+            "Files are reserved, and given to a page size, in steps of this size. Another size starts anew.",
+        ),
+    ] = field(default=256 * _MiB, name="segment_size")
+    read_threads: Annotated[int, _number(1, 64, "Pages read from the disk at once.")] = 4
+    slow_after_s: Annotated[
+        float, _duration(0.1, 600, "A disk that takes this long for one operation is given up for a while.")
+    ] = field(default=30.0, name="slow_after")
 
 
 class DirectorySettings(_Group, frozen=True, kw_only=True):
@@ -304,6 +332,7 @@ class AgentConfig(_Group, frozen=True, kw_only=True):
 
     agent: AgentSettings = AgentSettings()
     pool: PoolSettings = PoolSettings()
+    disk: DiskSettings = DiskSettings()
     directory: DirectorySettings = DirectorySettings()
     membership: MembershipSettings = MembershipSettings()
     transport: TransportSettings = TransportSettings()

@@ -1,4 +1,4 @@
-"""What a pull wants done. The first four are answered, each once, with the event that its docstring names."""
+"""What a pull wants done. The first five are answered, each once, with the event that its docstring names."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ __all__ = [
     "GiveBack",
     "Locate",
     "Portion",
+    "Promote",
     "ReportCorrupt",
     "ReportStale",
     "Reserve",
@@ -77,6 +78,16 @@ class FetchAnswer(Protocol):
 @dataclass(frozen=True, slots=True, eq=False)
 class Locate:
     """Find where the pages of the pull lie, by its deadline: `located`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Promote:
+    """Have the producer bring these pages from its disk into its pool, by `deadline`: `promoted`. They are read from
+    there until `read_until`."""
+
+    portion: Portion
+    deadline: float
+    read_until: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -155,5 +166,5 @@ class ReportCorrupt:
     generations: Numbers
 
 
-Ask = Locate | Reserve | Fetch
+Ask = Locate | Promote | Reserve | Fetch
 Effect = Ask | Commit | GiveBack | Touched | ReportStale | ReportCorrupt

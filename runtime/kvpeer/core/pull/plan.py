@@ -9,7 +9,7 @@ when the answer to its fetch is here, because until then something may write int
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ from kvpeer.core.pull.effects import (
     Indices,
     Locate,
     Portion,
+    Promote,
     ReportCorrupt,
     Reserve,
     Touched,
@@ -35,7 +36,7 @@ from kvpeer.core.pull.stale import stale_reports
 from kvpeer.core.reasons import NotAskedError, UnaskedReason
 from kvpeer.core.slot_effects import PageShape, Reservation, ReserveStatus
 from kvpeer.core.sources import Source, choose_sources
-from kvpeer.model import AgentId, LocalProtocolError, Outcome
+from kvpeer.model import AgentId, LocalProtocolError, Outcome, Tier
 
 __all__ = ["FETCH_MARGIN_S", "FETCH_S_MIN", "FIRST_SHARE", "ROUNDS_MAX", "PullPlan", "PullQuestion"]
 
@@ -53,6 +54,10 @@ would count that."""
 FIRST_SHARE = 0.5
 """Of the time that is left, for sources that others could replace: a silent one must leave them a chance. What arrived
 by then is kept."""
+
+
+PROMOTE_SHARE = 0.7
+"""Of the time for a source, for its disk; the rest is for the way. What it has promoted by then is pulled."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,6 +128,25 @@ class PullPlan:
         self._located = located
         return self._go_on(now)
 
+    def promoted(
+        self, promote: Promote, outcomes: npt.NDArray[np.uint8], holders: npt.NDArray[np.void], now: float
+    ) -> list[Effect]:
+        """What became of the pages, u8 [n], and where they lie in the producer's pool, HOLDER_DTYPE [n], where the
+        outcome is HIT. MISS: the disk does not have it any more. TIMEOUT: there was no answer for it."""
+        self._end(promote)
+        portion = promote.portion
+        outcomes = np.where(outcomes == Outcome.MISS, np.uint8(Outcome.STALE), outcomes)
+        others, hit = np.flatnonzero(outcomes != Outcome.HIT), np.flatnonzero(outcomes == Outcome.HIT)
+        self.outcomes[portion.places[others]] = outcomes[others]
+        self._not_asked(UnaskedReason.NOT_PROMOTED, len(others))
+        # What is corrupt on a disk its own agent has found and dropped.
+        learned = np.where(outcomes == Outcome.CORRUPT, np.uint8(Outcome.STALE), outcomes)
+        effects = self._learn(portion.at(others), learned[others], now)
+        if len(hit):
+            there = replace(portion.at(hit), holders=holders[hit])
+            effects += self._reserve(there, promote.read_until, now)
+        return effects + self._go_on(now)
+
     def reserved(self, reserve: Reserve, reservation: Reservation, now: float) -> list[Effect]:
         """What of the own pool the pages may be written to."""
         self._end(reserve)
@@ -186,7 +210,7 @@ class PullPlan:
         that nothing writes into its slots any more."""
         self._end(ask)
         self._is_ending = True
-        if isinstance(ask, Locate):
+        if isinstance(ask, Locate | Promote):
             return []
         self._producers.breakers.not_sent(ask.portion.producer)
         return [GiveBack(ask.slots, ask.generations)] if isinstance(ask, Fetch) else []
@@ -250,7 +274,16 @@ class PullPlan:
             self._not_asked(UnaskedReason.OTHER_SIZE, len(others))
             self._producers.remember_failed(others.producer, others.keys, others.holders, now)
             portion = portion.at(np.flatnonzero(fits))
-        return self._reserve(portion, until, now) if len(portion) else []
+        return self._begin_with(portion, until, now)
+
+    def _begin_with(self, portion: Portion, until: float, now: float) -> list[Effect]:
+        """What is in the producer's pool need not wait for what is on its disk."""
+        is_on_disk = portion.holders["tier"] == Tier.DISK
+        in_pool, on_disk = portion.at(np.flatnonzero(~is_on_disk)), portion.at(np.flatnonzero(is_on_disk))
+        effects = self._reserve(in_pool, until, now) if len(in_pool) else []
+        if len(on_disk):
+            effects.append(self._await(Promote(on_disk, now + (until - now) * PROMOTE_SHARE, until)))
+        return effects
 
     def _reserve(self, portion: Portion, until: float, now: float) -> list[Effect]:
         """Begins with what the producer has in its pool, if its breaker lets a fetch through."""
