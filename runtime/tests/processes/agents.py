@@ -135,6 +135,12 @@ class AgentProcess:
                     return float(sample.value)
         return 0.0
 
+    @property
+    def is_healthy(self) -> bool:
+        """What the agent says itself."""
+        with _NO_PROXY.open(f"{self._url}/healthz", timeout=START_DEADLINE_S) as page:
+            return page.status == 200
+
     def knows(self, n_members: int) -> bool:
         """Whether this agent sees so many members, itself included, and suspects none of them."""
         by_state = {state: self.metric("kvpeer_membership_members", state=state) for state in ("alive", "suspect")}
