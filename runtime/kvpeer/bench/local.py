@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from kvpeer.bench.copies import publishing, shared_memory
+from kvpeer.bench.disk import disk
 from kvpeer.bench.locate import locating
 from kvpeer.bench.process import idling, starting
 from kvpeer.bench.records import directory_records
@@ -51,6 +52,7 @@ def _cases() -> Iterator[Case]:
         yield Case(f"publish, {size}", lambda n=page_bytes: publishing(n))  # type: ignore[misc]
         yield Case(f"fetch by shared memory, {size}", lambda n=page_bytes: shared_memory(n, THREADS_MAX))  # type: ignore[misc]
         yield Case(f"fetch by tcp, {size}", lambda n=page_bytes: tcp(n, THREADS_MAX))  # type: ignore[misc]
+    yield Case("the disk tier, 1024 KiB pages", lambda: disk(1 << 20), 5, 1)
     yield Case("locate, three agents", locating)
     yield Case("start of an agent", starting)
     yield Case("an idle agent", lambda: idling(2.0), 5, 1)

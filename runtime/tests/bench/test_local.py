@@ -33,7 +33,15 @@ def test_a_quick_run_measures_everything_and_writes_what_it_prints(tmp_path):
     assert done.returncode == 0, done.stderr
     rows = decode_rows(file.read_bytes())
     assert {row.name for row in rows} == {
-        *("publish.copy", "directory.record", "agent.start", "agent.idle.cpu", "agent.idle.memory"),
+        *(
+            "publish.copy",
+            "disk.write",
+            "disk.read",
+            "directory.record",
+            "agent.start",
+            "agent.idle.cpu",
+            "agent.idle.memory",
+        ),
         *(f"fetch.{by}.{verify}" for by in ("shm", "tcp") for verify in ("generation", "full")),
         *(f"fetch.{by}.{verify}.together" for by in ("shm", "tcp") for verify in ("generation", "full")),
         *("locate.1_keys", "locate.64_keys", "locate.512_keys", "locate.messages"),
