@@ -1,4 +1,5 @@
-"""What is read from files and the environment: settings, addresses of other agents, secrets and certificates.
+"""What is read from files and the environment: settings, addresses of other agents, secrets, certificates, and the
+folder of the disk tier.
 
 The first byte says which; of the others each is the content of one file.
 """
@@ -20,11 +21,12 @@ from kvpeer.agent.private_files import private_folder
 from kvpeer.model import AgentId, ConfigError
 from kvpeer.wire.messages import AgentInfo
 
+from fuzz import disk
 from fuzz.shapes import changed_pem, changed_text
 
-__all__ = ["ADDRESS", "ENVIRONMENT", "PEM", "SECRET", "SETTINGS", "changed", "take"]
+__all__ = ["ADDRESS", "ENVIRONMENT", "INDEX", "PEM", "RECORD", "SECRET", "SETTINGS", "changed", "take"]
 
-SETTINGS, ENVIRONMENT, ADDRESS, SECRET, PEM = range(5)
+SETTINGS, ENVIRONMENT, ADDRESS, SECRET, PEM, RECORD, INDEX = range(7)
 
 _CLUSTER = "fuzz"
 _OWN_ID = AgentId(bytes(16))
@@ -53,11 +55,17 @@ def take(data: bytes) -> None:
         take_secret(content)
     elif kind == PEM:
         take_pem(content)
+    elif kind == RECORD:
+        disk.take_record(content)
+    elif kind == INDEX:
+        disk.take_index(content)
 
 
 def changed(data: bytes, rng: random.Random) -> bytes:
     """Another input that is as well formed as this one."""
     kind, content = data[:1], data[1:]
+    if kind in (bytes([RECORD]), bytes([INDEX])):
+        return kind + content  # libFuzzer's own changes of bytes do
     return kind + (changed_pem if kind == bytes([PEM]) else changed_text)(content, rng)
 
 

@@ -20,7 +20,7 @@ from kvpeer.wire.framing import FrameKind, pack_frame
 from kvpeer.wire.messages import ClientWelcome, Commit, Fetch, Locate, Release, Reserve, Reset
 from wire.message_samples import CLIENT_SAMPLES, KEY, PEER_SAMPLES
 
-from fuzz import files, sockets, wire
+from fuzz import disk, files, sockets, wire
 
 CORPUS = Path(__file__).parent / "corpus"
 
@@ -64,6 +64,11 @@ def files_seeds() -> Seeds:
         "pem-leaf",
         bytes([files.PEM]) + b"-----BEGIN CERT" + authority.leaf_pem(uri, "10.0.0.1").partition(b"BEGIN CERT")[2],
     )
+
+    for name, content in disk.record_seeds():
+        yield name, bytes([files.RECORD]) + content
+    for name, content in disk.index_seeds():
+        yield name, bytes([files.INDEX]) + content
 
 
 def sockets_seeds() -> Seeds:
