@@ -53,8 +53,10 @@ def condition_of(error: OSError | sqlite3.Error) -> Condition:
 
 @contextlib.contextmanager
 def disk_errors(doing: str) -> Iterator[None]:
-    """Turns errors of the file system and of SQLite into DiskError."""
+    """Turns every error of the file system and of SQLite into a DiskError."""
     try:
         yield
     except (OSError, sqlite3.Error) as error:
         raise DiskError(condition_of(error), f"{doing}: {error}") from error
+    except UnicodeDecodeError as error:  # SQLite quotes a broken file in its error
+        raise DiskError(Condition.FAILING, f"{doing}: the index is broken") from error

@@ -53,12 +53,15 @@ class PageIndex:
         """The slot size of each segment, as it is committed."""
         self.pages: list[DiskPage] = []
         """What was found, in the order of its writing; to be taken by `take_pages`."""
+        self._is_broken = False
         try:
             self._database = self._open()
             is_usable = self._load()
+        except UnicodeDecodeError:  # SQLite quotes a broken file in its error
+            is_usable = False
         except sqlite3.Error as error:
-            if condition_of(error) is not Condition.FAILING or _IO_ERROR in str(error):
-                raise  # the file system's fault, not the file's
+            if not _is_the_files_fault(error):
+                raise
             is_usable = False
         if not is_usable:
             self._start_anew()
@@ -102,13 +105,19 @@ class PageIndex:
             self.slot_bytes_of.pop(number, None)
 
     def close(self) -> None:
-        self._database.close()
+        """One that turned out to be broken is removed, and started anew the next time."""
+        try:
+            self._database.close()
+        finally:
+            if self._is_broken:
+                self._remove()
 
     # ---- inside
 
     def _open(self) -> sqlite3.Connection:
         database = sqlite3.connect(self._path, timeout=1.0, isolation_level=None, check_same_thread=False)
         self._database = database  # to be closed whatever follows
+        database.text_factory = bytes  # no text of ours is in it
         database.execute("PRAGMA locking_mode = EXCLUSIVE")
         database.execute("PRAGMA journal_mode = WAL")
         # Durable against a kill at once; against a power cut from the next checkpoint on. A row that is lost costs a
@@ -140,22 +149,33 @@ class PageIndex:
     def _start_anew(self) -> None:
         self.slot_bytes_of, self.pages = {}, []
         self._database.close()
-        for suffix in ("", "-wal", "-shm"):
-            self._path.with_name(INDEX_NAME + suffix).unlink(missing_ok=True)
+        self._remove()
         database = self._open()
         database.executescript(_SCHEMA)
         database.execute("INSERT INTO folder VALUES (?)", (self._segment_bytes,))
+
+    def _remove(self) -> None:
+        for suffix in ("", "-wal", "-shm"):
+            self._path.with_name(INDEX_NAME + suffix).unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         self._database.execute("BEGIN IMMEDIATE")
         try:
             yield self._database
-        except BaseException:
+        except BaseException as error:
+            self._is_broken = isinstance(error, UnicodeDecodeError) or _is_the_files_fault(error)
             with contextlib.suppress(sqlite3.Error):
                 self._database.execute("ROLLBACK")
             raise
         self._database.execute("COMMIT")
+
+
+def _is_the_files_fault(error: BaseException) -> bool:
+    """Whether it is the index that is broken, and not the file system."""
+    if not isinstance(error, sqlite3.Error):
+        return False
+    return condition_of(error) is Condition.FAILING and _IO_ERROR not in str(error)
 
 
 def _page(

@@ -174,6 +174,22 @@ def test_an_index_that_cannot_be_read_is_started_anew(tmp_path: Path, memory: Po
     folder.close()
 
 
+def test_an_index_that_breaks_while_it_is_used_is_started_anew_by_the_next_run(
+    tmp_path: Path, memory: PoolMemory
+) -> None:
+    folder = open_folder(tmp_path / "kv")
+    write(folder, [memory.put(1)])
+    folder._index._database.execute("DROP TABLE pages")
+    with pytest.raises(DiskError) as caught:
+        write(folder, [memory.put(2)])
+    assert caught.value.condition is Condition.FAILING
+    folder.close()
+    folder = open_folder(tmp_path / "kv")
+    assert folder.pages.all() == []
+    write(folder, [memory.put(3)])
+    folder.close()
+
+
 def test_rows_that_cannot_be_are_left_out(tmp_path: Path, memory: PoolMemory) -> None:
     folder = open_folder(tmp_path / "kv")
     write(folder, [memory.put(1)])
