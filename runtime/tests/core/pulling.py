@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +19,7 @@ from kvpeer.core.pull import PullQuestion
 from kvpeer.core.ring import Ring
 from kvpeer.core.slot_effects import NoRoom, PageShape, Reservation, ReserveStatus
 from kvpeer.core.view import ClusterView
-from kvpeer.model import HOLDER_DTYPE, AgentId, KvPeerError, Outcome
+from kvpeer.model import HOLDER_DTYPE, AgentId, KvPeerError, Outcome, Tier
 from kvpeer.wire.messages import AgentInfo
 
 PAGE_BYTES, N_PARTS = 64, 2
@@ -48,12 +49,15 @@ def question_of(chain: ChainSlice, *, request: str = "r", deadline: float = DEAD
     return PullQuestion(chain, np.arange(len(chain)), SHAPE, request, deadline)
 
 
-def located_of(question: PullQuestion, held: list[set[int]], *, length: int = PAGE_BYTES) -> LocatedPages:
-    """held[i]: which producers hold page i of the question. The slot of a page is its position in the chain."""
+def located_of(
+    question: PullQuestion, held: list[set[int]], *, length: int = PAGE_BYTES, on_disk: Collection[int] = ()
+) -> LocatedPages:
+    """held[i]: which producers hold page i of the question. The slot of a page is its position in the chain. `on_disk`:
+    positions of pages that lie on their producers' disks."""
     positions = question.chain.first + question.indices
     numbers = sorted(set().union(*held)) if held else []
     rows = [
-        (numbers.index(producer), position, GENERATION, length, 2)
+        (numbers.index(producer), position, GENERATION, length, Tier.DISK if position in on_disk else Tier.HOST)
         for position, producers in zip(positions.tolist(), held, strict=True)
         for producer in sorted(producers)
     ]

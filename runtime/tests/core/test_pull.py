@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from kvpeer.core.breaker import BreakerState
@@ -11,6 +13,7 @@ from kvpeer.core.pull import (
     Fetch,
     GiveBack,
     Locate,
+    Promote,
     PullPlan,
     Pulls,
     ReportCorrupt,
@@ -18,7 +21,7 @@ from kvpeer.core.pull import (
     Reserve,
     Touched,
 )
-from kvpeer.core.pull.plan import FETCH_MARGIN_S, FETCH_S_MIN
+from kvpeer.core.pull.plan import FETCH_MARGIN_S, FETCH_S_MIN, PROMOTE_SHARE
 from kvpeer.core.reasons import NotAskedError, UnaskedReason
 from kvpeer.core.slot_effects import ReserveStatus
 from kvpeer.model import LocalProtocolError, Outcome, PeerUnavailableError
@@ -45,7 +48,7 @@ def cluster() -> Cluster:
     return Cluster()
 
 
-def plan_of(cluster: Cluster, *held: set[int], **located: int) -> tuple[PullPlan, list[Effect]]:
+def plan_of(cluster: Cluster, *held: set[int], **located: Any) -> tuple[PullPlan, list[Effect]]:
     """A plan for as many pages, located at these producers, and its first effects."""
     question = question_of(chain_slice(len(held)))
     cluster.recent.remember("r", located_of(question, list(held), **located))
@@ -104,6 +107,76 @@ def test_locating_that_took_all_the_time_is_a_timeout_and_nobody_is_asked(cluste
     assert plan.located(locate, located_of(question, [{1}, {1}]), DEADLINE - FETCH_S_MIN / 2) == []
     assert (plan.done, names(plan)) == (True, ["TIMEOUT"] * 2)
     assert plan.unasked == {UnaskedReason.LATE: 2}
+
+
+# ---- pages on the disks of producers
+
+
+def promoted(promote: Promote, *outcomes: Outcome, slot: int = 900) -> tuple[np.ndarray, np.ndarray]:
+    """An answer: the pages lie in slots from `slot` on, in generation 1."""
+    moved = promote.portion.holders.copy()
+    moved["slot"], moved["generation"] = np.arange(slot, slot + len(moved)), 1
+    return np.array(outcomes, dtype=np.uint8), moved
+
+
+def test_what_is_on_a_disk_is_promoted_and_then_read_from_where_it_lies_then(cluster):
+    plan, effects = plan_of(cluster, {1}, {1}, on_disk={0, 1})
+    promote = only(effects, Promote)
+    assert promote.portion.holders["slot"].tolist() == [0, 1]
+    assert promote.deadline == pytest.approx(DEADLINE * PROMOTE_SHARE)
+    fetch = fetch_of(plan, plan.promoted(promote, *promoted(promote, HIT, HIT), 0.1))
+    assert fetch.portion.holders["slot"].tolist() == [900, 901]
+    assert fetch.portion.holders["generation"].tolist() == [1, 1]
+    assert fetch.portion.keys == plan.question.keys
+    assert fetch.deadline == DEADLINE - FETCH_MARGIN_S
+
+
+def test_what_is_in_the_pool_does_not_wait_for_what_is_on_the_disk(cluster):
+    plan, effects = plan_of(cluster, {1}, {1}, {1}, on_disk={1})
+    (reserve,), (promote,) = of_kind(effects, Reserve), of_kind(effects, Promote)
+    assert (reserve.portion.places.tolist(), promote.portion.places.tolist()) == ([0, 2], [1])
+    (fetch,) = plan.reserved(reserve, slots_for(WRITE, WRITE), 0.0)
+    assert isinstance(fetch, Fetch)
+    assert not plan.done
+
+
+def test_what_became_of_pages_that_were_not_promoted(cluster):
+    """MISS, corrupt: their locations are reported; refused: avoided for a while; in time for none: nothing is held
+    against the location."""
+    plan, effects = plan_of(cluster, {1}, {1}, {1}, {1}, on_disk=range(4))
+    promote = only(effects, Promote)
+    effects = plan.promoted(promote, *promoted(promote, MISS, CORRUPT, REFUSED, TIMEOUT), 0.1)
+    assert names(plan) == ["STALE", "CORRUPT", "REFUSED", "TIMEOUT"]
+    assert plan.unasked == {UnaskedReason.NOT_PROMOTED: 4}
+    assert not of_kind(effects, ReportCorrupt), "its own agent found that out"
+    keys = {report.report.keys for report in of_kind(effects, ReportStale)}
+    assert keys == {plan.question.keys[:32]}
+    located = located_of(plan.question, [{1}] * 4, on_disk=range(4))
+    holding = cluster.producers.holding(located, np.arange(4), plan.question.keys, 0.2)
+    assert holding.is_obtainable.tolist() == [False, False, False, True]
+
+
+def test_a_producer_whose_disk_did_nothing_in_time_is_not_asked_again_but_others_are(cluster):
+    plan, effects = plan_of(cluster, {1, 2}, on_disk={0})
+    first = only(effects, Promote)
+    second = only(plan.promoted(first, *promoted(first, TIMEOUT), 0.4), Promote)
+    assert {first.portion.producer, second.portion.producer} == {agent(1), agent(2)}
+
+
+def test_a_producer_that_failed_while_its_disk_was_asked_is_not_read_from(cluster):
+    plan, effects = plan_of(cluster, {1}, {1}, on_disk={1})
+    (reserve,), (promote,) = of_kind(effects, Reserve), of_kind(effects, Promote)
+    (fetch,) = plan.reserved(reserve, slots_for(WRITE), 0.0)
+    plan.fetched(fetch, answer(TIMEOUT, error=BROKEN), 0.2)
+    assert not of_kind(plan.promoted(promote, *promoted(promote, HIT), 0.3), Reserve)
+    assert plan.done
+    assert plan.unasked == {UnaskedReason.NOT_PROMOTED: 1}
+
+
+def test_a_promotion_that_broke_here_ends_the_plan_and_no_breaker_hears_of_it(cluster):
+    plan, effects = plan_of(cluster, {1}, on_disk={0})
+    assert plan.broke(only(effects, Promote), 0.1) == []
+    assert plan.done
 
 
 # ---- slots

@@ -10,7 +10,7 @@ from random import Random
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kvpeer.core.pull import Ask, Commit, Effect, Fetch, GiveBack, Locate, PullPlan, Pulls, Reserve, Wanted
+from kvpeer.core.pull import Ask, Commit, Effect, Fetch, GiveBack, Locate, Promote, PullPlan, Pulls, Reserve, Wanted
 from kvpeer.core.reasons import NotAskedError, UnaskedReason
 from kvpeer.core.slot_effects import ReserveStatus
 from kvpeer.model import KEY_BYTES, AgentId, Outcome, PeerUnavailableError
@@ -111,13 +111,17 @@ class Agent:
             self.present |= {key for key, is_in in zip(split(ask.portion.keys), present, strict=True) if is_in}
             self.here |= self.present
             effects = plan.reserved(ask, reservation, self.now)
+        elif isinstance(ask, Promote):
+            outcomes = np.array(self.rng.choices(list(Outcome), [8, 1, 1, 1, 2, 1], k=len(ask.portion)), dtype=np.uint8)
+            effects = plan.promoted(ask, outcomes, ask.portion.holders, self.now)
         else:
             effects = plan.fetched(ask, self.fetch(plan, ask), self.now)
         self.perform(plan, effects)
 
     def locate(self, question):
         held = [set(self.rng.sample(range(1, 6), self.rng.randrange(4))) for _ in question.indices]  # 5 is no member
-        return located_of(question, held)
+        on_disk = [position for position in range(2 * CHAIN_PAGES) if self.rng.random() < 0.3]
+        return located_of(question, held, on_disk=on_disk)
 
     def fetch(self, plan: PullPlan, fetch: Fetch) -> Answer:
         n = len(fetch.portion)

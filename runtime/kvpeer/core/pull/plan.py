@@ -142,7 +142,11 @@ class PullPlan:
         # What is corrupt on a disk its own agent has found and dropped.
         learned = np.where(outcomes == Outcome.CORRUPT, np.uint8(Outcome.STALE), outcomes)
         effects = self._learn(portion.at(others), learned[others], now)
-        if len(hit):
+        if (outcomes == Outcome.TIMEOUT).all():
+            self._failed.add(portion.producer)
+        if portion.producer in self._failed:  # perhaps by a fetch from its pool meanwhile
+            self._not_asked(UnaskedReason.NOT_PROMOTED, len(hit))
+        elif len(hit):
             there = replace(portion.at(hit), holders=holders[hit])
             effects += self._reserve(there, promote.read_until, now)
         return effects + self._go_on(now)
@@ -168,7 +172,9 @@ class PullPlan:
             reserve.deadline - FETCH_MARGIN_S,
         )
         if fetch.deadline - now < FETCH_S_MIN:
-            return [*self._too_late(fetch), *self._go_on(now)]
+            return [*self._not_begun(fetch, UnaskedReason.LATE), *self._go_on(now)]
+        if portion.producer in self._failed:  # by another fetch from it meanwhile
+            return [*self._not_begun(fetch, UnaskedReason.NO_SOURCE), *self._go_on(now)]
         return [self._await(fetch)]
 
     def fetched(self, fetch: Fetch, answer: FetchAnswer, now: float) -> list[Effect]:
@@ -292,11 +298,11 @@ class PullPlan:
             return []
         return [self._await(Reserve(portion, until))]
 
-    def _too_late(self, fetch: Fetch) -> list[Effect]:
-        """Slots came when there was no time any more to fetch anything into them."""
+    def _not_begun(self, fetch: Fetch, reason: UnaskedReason) -> list[Effect]:
+        """Slots came when nothing can be fetched into them any more."""
         portion = fetch.portion
         self.outcomes[portion.places] = Outcome.TIMEOUT
-        self._not_asked(UnaskedReason.LATE, len(portion))
+        self._not_asked(reason, len(portion))
         self._producers.breakers.not_sent(portion.producer)
         self._failed.add(portion.producer)
         return [GiveBack(fetch.slots, fetch.generations)]
