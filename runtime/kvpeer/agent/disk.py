@@ -30,8 +30,6 @@ OUTCOMES = ("written", "queue_full", "disk_off", "moved", "no_room")
 class Pool(PoolPages, Protocol):
     """What the tier needs of the pool above it."""
 
-    def has(self, key: bytes) -> bool: ...
-
     def address(self, slot: int) -> int: ...
 
 

@@ -294,6 +294,8 @@ class Agent:
         self._membership.leave()
         await self._clients.close()
         await self._directory.flush(time.monotonic() + STOP_DEADLINE_S / 2)
+        if self._disk is not None:
+            await self._disk.store.flush(STOP_DEADLINE_S / 5)
         await self._tasks.cancel(STOP_DEADLINE_S)
         self._membership.close()
         self._directory.close()

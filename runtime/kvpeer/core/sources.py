@@ -17,7 +17,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from kvpeer.model import AgentId, LocalProtocolError
+from kvpeer.model import AgentId, LocalProtocolError, Tier
 
 __all__ = ["PREFIX_BAND_PAGES", "SOURCES_MAX", "Holding", "Source", "choose_sources"]
 
@@ -124,12 +124,19 @@ def _choose(
     holding: Holding,
     request: str,
 ) -> int:
-    """The agent to pull from next: one of those with the longest prefix of the open pages."""
+    """The agent to pull from next: one of those with the longest prefix of the open pages; rather one that has them in
+    its pool than one that must read its disk first."""
     open_pages = np.flatnonzero(is_open)
     prefixes = {agent: _prefix_pages(pages[is_open[pages]], open_pages) for agent, (pages, _) in offers.items()}
     enough = max(1, max(prefixes.values()) - PREFIX_BAND_PAGES)
     candidates = [agent for agent, n_pages in prefixes.items() if n_pages >= enough]
-    return min(candidates, key=lambda agent: _lot(request, holding.agents[agent], int(holding.in_flight[agent])))
+
+    def rank(agent: int) -> tuple[bool, float]:
+        pages, holders = offers[agent]
+        has_to_promote = bool((holders["tier"][is_open[pages]] == Tier.DISK).any())
+        return has_to_promote, _lot(request, holding.agents[agent], int(holding.in_flight[agent]))
+
+    return min(candidates, key=rank)
 
 
 def _prefix_pages(pages: npt.NDArray[np.uint32], open_pages: npt.NDArray[np.intp]) -> int:

@@ -90,7 +90,8 @@ METRICS: tuple[Metric, ...] = (
              outcome=("confirmed", "false", "gone", "dropped")),
     _counter("kvpeer_publish_pages_total", "", "Pages that engines offered.", "Are pages shared at all?",
              outcome=("written", "present", "refused")),
-    _counter("kvpeer_locate_pages_total", "", "Pages that engines asked for, by where they were.",
+    _counter("kvpeer_locate_pages_total", "", "Pages that engines asked for, by where they were; local: in the "
+             "own pool, or on the own disk.",
              "What part of prompts is at peers?", outcome=("local", "peer", "miss")),
     _counter("kvpeer_locate_misses_total", "", "Missing pages by reason.", "Why is the hit rate low?", reason=OPEN),
     _counter("kvpeer_locate_hedges_total", "", "Questions to owners that were late, so that others were asked too.",

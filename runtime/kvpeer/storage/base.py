@@ -24,6 +24,9 @@ class DiskEvents(Protocol):
 class PoolPages(Protocol):
     """The pool that pages are written from."""
 
+    def has(self, key: bytes) -> bool:
+        """Whether this page can be read there."""
+
     def holds(self, key: bytes, slot: int, generation: int) -> bool:
         """Whether this page lies, complete and unchanged, in this use of this slot."""
 

@@ -73,6 +73,7 @@ class DiskStore:
         self._opening: asyncio.Future[DiskFolder] | None = None
         self._threads = DiskThreads(settings.read_threads, settings.slow_s)
         self._wake = asyncio.Event()
+        self._has_written = asyncio.Event()  # nothing waits to be written, or is being written
         self._failure: DiskError | None = None  # what a reader met
         self._n_read_failures = 0
         self._dropped: list[int] = []  # slots whose rows are to go with the next commit
@@ -124,6 +125,7 @@ class DiskStore:
                 self._pages.use(offer.facts.key)
             elif not self._pages.is_known(offer.facts.key) and not self._queue.put(offer):
                 self.outcomes["queue_full"] += 1
+        self._has_written.clear()
         self._wake.set()
 
     def use(self, key: bytes) -> None:
@@ -193,6 +195,14 @@ class DiskStore:
                     _log.error("no disk tier (%s), tried again later: %s", error.condition.value, error)
             await self._give_up()
 
+    async def flush(self, deadline_s: float) -> None:
+        """Returns when all that was offered is written, or after `deadline_s`; at once where no disk is in use."""
+        if self._folder is not None:
+            self._wake.set()
+            writing = asyncio.ensure_future(self._has_written.wait())
+            await asyncio.wait([writing], timeout=deadline_s)
+            writing.cancel()
+
     async def close(self, deadline_s: float) -> None:
         """Ends what is under way and gives the folder back; after `deadline_s` it is left to the end of the process.
         `run` was cancelled before."""
@@ -210,6 +220,7 @@ class DiskStore:
         )  # fmt: skip
         folder = await self._threads.in_time(self._opening)
         self._pages = folder.pages
+        self._pages.is_in_use = self._pool.has
         await self._forget_due(folder)
         self._folder = folder
         self._health.opened(self._clock())
@@ -236,6 +247,7 @@ class DiskStore:
             elif self._dropped:
                 await self._commit(self._folder, {}, [])
             else:
+                self._has_written.set()
                 await self._sleep(check_at - self._clock())
 
     async def _give_up(self) -> None:

@@ -129,6 +129,19 @@ def test_the_page_that_was_not_used_for_the_longest_time_goes_first() -> None:
     assert pages.n_evicted == 1
 
 
+def test_what_the_pool_still_has_is_passed_over_unless_it_is_everything() -> None:
+    pages = DiskPages(1, SEGMENT_BYTES)  # four slots
+    for number in range(4):
+        written(pages, number)
+    in_pool = {(0).to_bytes(16, "big"), (1).to_bytes(16, "big")}
+    pages.is_in_use = in_pool.__contains__
+    written(pages, 4)
+    assert [page.facts.key for page in pages.take_gone()] == [(2).to_bytes(16, "big")]
+    pages.is_in_use = lambda key: True
+    written(pages, 5)
+    assert len(pages.take_gone()) == 1
+
+
 def test_another_size_gets_the_whole_segment_around_the_coldest_page() -> None:
     pages = DiskPages(2, SEGMENT_BYTES)
     small = [written(pages, number) for number in range(8)]

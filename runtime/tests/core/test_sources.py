@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kvpeer.core.sources import PREFIX_BAND_PAGES, SOURCES_MAX, Holding, choose_sources
-from kvpeer.model import HOLDER_DTYPE, AgentId, LocalProtocolError
+from kvpeer.model import HOLDER_DTYPE, AgentId, LocalProtocolError, Tier
 
 
 def agent(number: int) -> AgentId:
@@ -69,6 +69,15 @@ def test_dead_or_avoided_producers_and_failed_locations_are_not_used():
     assert chosen(holding_of(pages, 3, unusable=(0, 2))) == [(1, [0, 1, 2, 3])]
     assert chosen(holding_of(pages, 3, unusable=(0, 2), failed=((1, 1),))) == [(1, [0, 2, 3])]
     assert chosen(holding_of(pages, 3, unusable=(0, 1, 2))) == []
+
+
+def test_a_producer_that_would_have_to_read_its_disk_is_asked_only_for_what_no_other_has_as_far():
+    holding = holding_of([{0, 1}, {0, 1}, {0}], 2)
+    holding.holders["tier"][holding.holders["agent"] == 0] = Tier.DISK
+    assert [chosen(holding, f"r{n}") for n in range(20)] == [[(1, [0, 1]), (0, [2])]] * 20
+    longer = holding_of([{0, 1}, {0}, {0}], 2)
+    longer.holders["tier"][longer.holders["agent"] == 0] = Tier.DISK
+    assert chosen(longer) == [(0, [0, 1, 2])]
 
 
 def test_host_memory_is_preferred_to_disk_of_the_same_producer():

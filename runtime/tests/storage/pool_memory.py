@@ -47,6 +47,8 @@ class PoolMemory:
         self._memory = mmap.mmap(-1, N_SLOTS * SLOT_BYTES)
         self.view = memoryview(self._memory)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self.pinned: set[bytes] = set()
+        """Keys that the disk is told to be in use; nothing is, unless a test says so."""
         self.there: dict[bytes, tuple[int, int]] = {}
         self._n_put = 0
 
@@ -60,6 +62,9 @@ class PoolMemory:
         self.view[slot * SLOT_BYTES : slot * SLOT_BYTES + PAGE_BYTES] = page
         address = self.address + slot * SLOT_BYTES
         return Offer(facts_of(number, namespace), slot, generation, address, parts_of(page))
+
+    def has(self, key: bytes) -> bool:
+        return key in self.pinned
 
     def holds(self, key: bytes, slot: int, generation: int) -> bool:
         return self.there.get(key) == (slot, generation)

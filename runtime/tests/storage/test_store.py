@@ -151,6 +151,34 @@ def test_the_directory_knows_exactly_what_is_there_while_pages_are_evicted(tmp_p
     with_tier(tmp_path / "kv", scenario)
 
 
+def test_what_the_pool_still_has_is_not_evicted_from_the_disk(tmp_path: Path) -> None:
+    async def scenario(tier: Tier) -> None:
+        await tier.is_in(Condition.OK)
+        await tier.write(1, 2)
+        tier.memory.pinned.add(key_of(1))
+        for first in range(100, 200, 8):
+            await tier.write(*range(first, first + 8))
+        assert tier.store.find(key_of(1)) is not None
+        assert tier.store.find(key_of(2)) is None
+
+    with_tier(tmp_path / "kv", scenario)
+
+
+def test_an_orderly_end_writes_what_was_offered_and_a_hanging_disk_does_not_hold_it_up(tmp_path: Path) -> None:
+    async def scenario(tier: Tier) -> None:
+        await tier.is_in(Condition.OK)
+        tier.store.offer([tier.memory.put(number) for number in range(20)])
+        await tier.store.flush(10.0)
+        assert tier.store.n_pages == 20
+        HeldFolder.go_on.clear()
+        tier.store.offer([tier.memory.put(20)])
+        started = time.monotonic()
+        await tier.store.flush(0.1)
+        assert time.monotonic() - started < 2.0
+
+    with_tier(tmp_path / "kv", scenario)
+
+
 def test_a_full_queue_drops_and_counts_and_offering_never_waits(tmp_path: Path) -> None:
     async def scenario(tier: Tier) -> None:
         await tier.is_in(Condition.OK)

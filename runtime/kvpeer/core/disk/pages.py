@@ -1,14 +1,15 @@
 """Which pages are on the disk and where, which are being written, and which go when there is no room.
 
-A pure machine with one owner. The page that was not used for the longest time goes first; if its slots have another
-size than is needed, the whole segment around it goes with it and changes its size. Pages that went are collected in
+A pure machine with one owner. The page that was not used for the longest time goes first, and what the pool still has
+is in use; if the page's slots have another size than is needed, the whole segment around it goes with it and changes
+its size. Pages that went are collected in
 `gone`, for the owner to tell the directory.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
@@ -16,6 +17,10 @@ from kvpeer.core.disk.segments import SLOTS_PER_SEGMENT, Segments
 from kvpeer.model import InternalError
 
 __all__ = ["PAGES_MAX", "DiskPage", "DiskPages", "PageFacts"]
+
+CHANCES_MAX = 64
+"""Pages that the pool still has are passed over when one has to go, but not more than so many in a row: a disk no
+larger than the pool is full of them."""
 
 PAGES_MAX = 1 << 20
 """Pages known at once, whatever the capacity: about 450 MB of memory. A TiB of 1 MiB pages; with smaller ones the
@@ -53,10 +58,16 @@ class DiskPage:
 
 
 class DiskPages:
-    """See the module docstring. Not thread-safe."""
+    """See the module docstring. Not thread-safe.
+
+    Attributes:
+        is_in_use: whether the pool has this page; to be set by the owner.
+        n_evicted: pages that went for others.
+    """
 
     def __init__(self, n_segments: int, segment_bytes: int) -> None:
         self.segments = Segments(n_segments, segment_bytes)
+        self.is_in_use: Callable[[bytes], bool] = lambda key: False
         self.n_evicted = 0
         self._stored: OrderedDict[bytes, DiskPage] = OrderedDict()  # by key, the least recently used first
         self._writing: dict[bytes, DiskPage] = {}
@@ -78,7 +89,7 @@ class DiskPages:
         if slot_bytes > self.segments.segment_bytes:
             return None
         if len(self._stored) + len(self._writing) >= PAGES_MAX:
-            self._evict(1)
+            self._evict_coldest()
         slot = self.segments.take(slot_bytes)
         if slot is None and self._make_room(slot_bytes):
             slot = self.segments.take(slot_bytes)
@@ -166,6 +177,7 @@ class DiskPages:
 
     def _make_room(self, slot_bytes: int) -> bool:
         """Lets go what was not used for the longest time. False if everything is being written."""
+        self._give_chances()
         for page in self._stored.values():
             segment = page.slot // SLOTS_PER_SEGMENT
             if self.segments.slot_bytes_of[segment] == slot_bytes:
@@ -181,10 +193,19 @@ class DiskPages:
                 return True
         return False
 
-    def _evict(self, n_pages: int) -> None:
-        for page in list(islice(self._stored.values(), n_pages)):
+    def _evict_coldest(self) -> None:
+        self._give_chances()
+        coldest = next(iter(self._stored.values()), None)
+        if coldest is not None:
             self.n_evicted += 1
-            self._leave(page)
+            self._leave(coldest)
+
+    def _give_chances(self) -> None:
+        """What would go next and is in use counts as used just now."""
+        for key in list(islice(self._stored, CHANCES_MAX)):
+            if not self.is_in_use(key):
+                return
+            self._stored.move_to_end(key)
 
     def _leave(self, page: DiskPage) -> None:
         del self._stored[page.facts.key]
