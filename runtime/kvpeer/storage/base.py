@@ -40,3 +40,7 @@ class DiskSettings:
     segment_bytes: int
     read_threads: int = 4
     slow_s: float = 30.0
+
+    @property
+    def n_segments(self) -> int:
+        return self.size_bytes // self.segment_bytes

@@ -50,6 +50,10 @@ class SegmentFiles:
             if os.fstat(fd).st_size != self.segment_bytes:
                 os.ftruncate(fd, 0)
             os.posix_fallocate(fd, 0, self.segment_bytes)
+            if self.is_direct and not _reads_blocks(fd):
+                os.close(fd)
+                self.is_direct = False
+                fd = self._open(number)
         except OSError:
             os.close(fd)
             self.remove(number)
@@ -95,12 +99,12 @@ class SegmentFiles:
     def _open(self, number: int) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         if self.is_direct:
-            with contextlib.suppress(OSError):
-                fd = os.open(self._path(number), flags | os.O_DIRECT, 0o600)
-                if _reads_blocks(fd):
-                    return fd
-                os.close(fd)
-            self.is_direct = False
+            try:
+                return os.open(self._path(number), flags | os.O_DIRECT, 0o600)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                self.is_direct = False
         return os.open(self._path(number), flags, 0o600)
 
 

@@ -110,6 +110,10 @@ class DiskStore:
     def n_queued(self) -> int:
         return len(self._queue)
 
+    @property
+    def _is_off(self) -> bool:
+        return self._folder is None and self._health.condition is not Condition.OPENING
+
     def find(self, key: bytes) -> DiskPage | None:
         """The page, if it can be read from the disk."""
         return self._pages.find(key)
@@ -119,7 +123,7 @@ class DiskStore:
     def offer(self, offers: Iterable[Offer]) -> None:
         """Pages that the pool just committed. What is on the disk already counts as used."""
         for offer in offers:
-            if self._folder is None and self._health.condition is not Condition.OPENING:
+            if self._is_off:
                 self.outcomes["disk_off"] += 1
             elif self._pages.find(offer.facts.key) is not None:
                 self._pages.use(offer.facts.key)
@@ -171,10 +175,10 @@ class DiskStore:
 
     async def forgotten(self, namespace: bytes, deadline: float) -> bool:
         """Whether no page of the namespace that was forgotten can come back by a restart; waits for that until the
-        deadline."""
+        deadline, but not for a disk that is out of use."""
         is_done = self._to_forget.get(namespace)
-        if is_done is None:
-            return True
+        if is_done is None or self._is_off:
+            return is_done is None
         try:
             await asyncio.wait_for(is_done.wait(), max(0.0, deadline - self._clock()))
         except asyncio.TimeoutError:
@@ -214,20 +218,16 @@ class DiskStore:
 
     async def _open(self) -> None:
         settings = self._settings
-        n_segments = settings.size_bytes // settings.segment_bytes
-        self._opening = self._threads.begin_write(
-            self._open_folder, settings.path, n_segments, settings.segment_bytes
-        )  # fmt: skip
+        place = settings.path, settings.n_segments, settings.segment_bytes
+        self._opening = self._threads.begin_write(self._open_folder, *place)
         folder = await self._threads.in_time(self._opening)
         self._pages = folder.pages
         self._pages.is_in_use = self._pool.has
         await self._forget_due(folder)
         self._folder = folder
         self._health.opened(self._clock())
-        _log.info(
-            "disk tier at %s: %d pages, %s I/O", settings.path, len(self._pages),
-            "direct" if folder.is_direct else "buffered",
-        )  # fmt: skip
+        kind = "direct" if folder.is_direct else "buffered"
+        _log.info("disk tier at %s: %d pages, %s I/O", settings.path, len(self._pages), kind)
         await self._tell_slowly(self._pages.all(), self._tell_stored)
 
     async def _serve(self) -> None:

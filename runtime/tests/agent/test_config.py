@@ -159,6 +159,10 @@ def test_an_unreadable_or_huge_file_is_refused(tmp_path: Path) -> None:
         ({"KVPEER_DISK_PATH": "pages"}, "disk.path is 'pages', but must be an absolute path"),
         ({"KVPEER_DISK_PATH": "/d", "KVPEER_DISK_SIZE": "16Mi"}, "less than one disk.segment_size (256Mi)"),
         (
+            {"KVPEER_DISK_PATH": "/d", "KVPEER_DISK_SIZE": "1Ti"},
+            "disk.size is 4096 segments, each of them an open file, but at most 512 can be used: raise",
+        ),
+        (
             {"KVPEER_DISK_PATH": "/d", "KVPEER_DISK_SEGMENT_SIZE": "64Mi"},
             "disk.segment_size is 64Mi, but must be larger than pool.extent_size (64Mi)",
         ),

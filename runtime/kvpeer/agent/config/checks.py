@@ -7,7 +7,7 @@ import os
 import re
 
 from kvpeer.agent.config.defaults import seeds_of
-from kvpeer.agent.config.settings import EXTENTS_MAX, HUGEPAGE_BYTES, SOCKET_PATH_BYTES_MAX, AgentConfig
+from kvpeer.agent.config.settings import EXTENTS_MAX, HUGEPAGE_BYTES, SEGMENTS_MAX, SOCKET_PATH_BYTES_MAX, AgentConfig
 from kvpeer.agent.config.units import format_size
 from kvpeer.model import ConfigError
 
@@ -135,6 +135,12 @@ def _check_disk(config: AgentConfig) -> None:
         raise ConfigError(
             f"disk.segment_size is {format_size(disk.segment_bytes)}, but must be larger than pool.extent_size "
             f"({format_size(config.pool.extent_bytes)}): a page may be as large as that"
+        )
+    n_segments = disk.size_bytes // disk.segment_bytes
+    if n_segments > SEGMENTS_MAX:
+        raise ConfigError(
+            f"disk.size is {n_segments} segments, each of them an open file, but at most {SEGMENTS_MAX} can be used: "
+            "raise disk.segment_size"
         )
 
 

@@ -43,6 +43,9 @@ HUGEPAGE_BYTES = {"none": 0, "2Mi": 2 * _MiB, "1Gi": _GiB}
 EXTENTS_MAX = 1 << 18
 """Slot ids are 32 bits: the extent's number and 14 bits for the slot in it."""
 
+SEGMENTS_MAX = 512
+"""Each is an open file, and a process often has 1,024 of them."""
+
 SOCKET_PATH_BYTES_MAX = 107
 """Room in sockaddr_un, without the closing zero."""
 
@@ -181,7 +184,8 @@ class DiskSettings(_Group, frozen=True, kw_only=True):
         _size(
             _MiB,
             16 * _GiB,
-            "Files are reserved, and given to a page size, in steps of this size. Another size starts anew.",
+            "Files are reserved, and given to a page size, in steps of this size; at most 512 of them. Another size "
+            "starts anew.",
         ),
     ] = field(default=256 * _MiB, name="segment_size")
     read_threads: Annotated[int, _number(1, 64, "Pages read from the disk at once.")] = 4
