@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 from kvpeer.core.disk import SLOTS_PER_SEGMENT, DiskPage, DiskPages, PageFacts
 from kvpeer.core.disk.segments import BLOCK_BYTES
+from kvpeer.model import InternalError
 
 SEGMENT_BYTES = 8 * BLOCK_BYTES
 N_SEGMENTS = 3
@@ -183,3 +185,53 @@ def test_a_generation_is_never_0_and_differs_between_uses_of_a_slot() -> None:
     seen = [written(pages, number).generation for number in range(5)]
     assert len(set(seen)) == 5
     assert DiskPage(facts(1), 0, 1 << 32).generation == 1
+
+
+def test_no_more_pages_are_known_than_memory_was_meant_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvpeer.core.disk.pages.PAGES_MAX", 3)
+    pages = DiskPages(N_SEGMENTS, SEGMENT_BYTES)
+    for number in range(4):
+        written(pages, number)
+    assert len(pages) == 3
+    assert [page.facts.key for page in pages.take_gone()] == [(0).to_bytes(16, "big")]
+    assert pages.n_evicted == 1
+
+
+def test_a_segment_in_which_a_page_is_being_written_does_not_change_its_size() -> None:
+    pages = DiskPages(2, SEGMENT_BYTES)
+    small = [written(pages, number) for number in range(8)]
+    pages.drop(small[0])
+    assert pages.begin(facts(100)).slot == small[0].slot
+    large = written(pages, 8, 3 * BLOCK_BYTES)
+    assert large.slot // SLOTS_PER_SEGMENT == 1
+    assert set(pages.take_gone()) == {small[0], *small[4:]}
+
+
+def test_a_slot_lies_at_its_number_times_its_size_in_the_file_of_its_segment() -> None:
+    segments = DiskPages(2, SEGMENT_BYTES).segments
+    slots = [segments.take(4 * BLOCK_BYTES) for _ in range(4)]
+    assert [segments.place(slot) for slot in slots] == [(0, 0), (0, 4 * BLOCK_BYTES), (1, 0), (1, 4 * BLOCK_BYTES)]
+    assert segments.take(4 * BLOCK_BYTES) is None
+    assert segments.slot_bytes(1) == 2 * BLOCK_BYTES
+    assert segments.slot_bytes(BLOCK_BYTES + 1) == 3 * BLOCK_BYTES
+
+
+@pytest.mark.parametrize("fault", ["slot", "segment", "count"])
+def test_the_check_of_the_indices_finds_what_does_not_fit(fault: str) -> None:
+    pages = DiskPages(1, SEGMENT_BYTES)
+    first, second = written(pages, 1), written(pages, 2)
+    if fault == "slot":
+        second.slot = first.slot
+    elif fault == "segment":
+        pages._in_segment[0].discard(first)
+    else:
+        pages.segments.put_back(3)
+    with pytest.raises(InternalError):
+        pages.check()
+
+
+def test_a_segment_with_used_slots_cannot_be_given_up() -> None:
+    pages = DiskPages(1, SEGMENT_BYTES)
+    written(pages, 1)
+    with pytest.raises(InternalError, match="slots of it are in use"):
+        pages.segments.release(0)
