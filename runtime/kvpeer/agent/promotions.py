@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,14 @@ PROMOTE_PAGES_MAX = 256
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Promotion:
+    """A page on its way up, and what all who want it wait for."""
+
+    page: DiskPage
+    outcome: asyncio.Future[Outcome]
+
+
 class Promotions:
     """See the module docstring. `clock` is monotonic seconds."""
 
@@ -49,7 +58,7 @@ class Promotions:
         self._clock = clock
         self._promoted = metrics.counter("kvpeer_disk_promoted_pages_total")
         self._failures = metrics.counter("kvpeer_agent_task_failures_total")
-        self._under_way: dict[bytes, asyncio.Future[Outcome]] = {}
+        self._under_way: dict[bytes, _Promotion] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def promote(
@@ -61,7 +70,7 @@ class Promotions:
         """
         outcomes = np.full(len(keys), Outcome.MISS, dtype=np.uint8)
         waiting: dict[int, asyncio.Future[Outcome]] = {}
-        fresh: list[DiskPage] = []
+        fresh: list[_Promotion] = []
         for place, key in enumerate(keys):
             page = self._store.find(key)
             if self._pool.has(key):
@@ -72,9 +81,9 @@ class Promotions:
                 outcomes[place] = Outcome.REFUSED
             else:
                 if key not in self._under_way:
-                    self._under_way[key] = asyncio.get_running_loop().create_future()
-                    fresh.append(page)
-                waiting[place] = self._under_way[key]
+                    self._under_way[key] = _Promotion(page, asyncio.get_running_loop().create_future())
+                    fresh.append(self._under_way[key])
+                waiting[place] = self._under_way[key].outcome
         self._begin(fresh, deadline)
         if waiting:
             await asyncio.wait(waiting.values(), timeout=max(0.0, deadline - self._clock()))
@@ -108,19 +117,19 @@ class Promotions:
 
     # ---- inside
 
-    def _begin(self, pages: list[DiskPage], deadline: float) -> None:
-        """Promotes pages of which each is under way; those of one shape together."""
-        by_shape: dict[tuple[bytes, int, int], list[DiskPage]] = {}
-        for page in pages:
-            facts = page.facts
-            by_shape.setdefault((facts.namespace, facts.length, facts.n_parts), []).append(page)
+    def _begin(self, fresh: list[_Promotion], deadline: float) -> None:
+        """Pages of one shape are promoted together."""
+        by_shape: dict[tuple[bytes, int, int], list[_Promotion]] = {}
+        for each in fresh:
+            facts = each.page.facts
+            by_shape.setdefault((facts.namespace, facts.length, facts.n_parts), []).append(each)
         for shape, alike in by_shape.items():
             work = self._root(alike, self._promote_alike(shape, alike, deadline))
             task = asyncio.get_running_loop().create_task(work)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _root(self, pages: list[DiskPage], work: Coroutine[Any, Any, None]) -> None:
+    async def _root(self, alike: list[_Promotion], work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
         except CapacityError as error:
@@ -130,45 +139,49 @@ class Promotions:
             _log.exception("a promotion failed")
             escalate(error)
         finally:
-            for page in pages:
-                self._settle(page, Outcome.REFUSED)
+            for each in alike:
+                self._settle(each, Outcome.REFUSED)
 
-    async def _promote_alike(self, shape: tuple[bytes, int, int], pages: list[DiskPage], deadline: float) -> None:
+    async def _promote_alike(self, shape: tuple[bytes, int, int], alike: list[_Promotion], deadline: float) -> None:
         cohort = self._pool.adopt(*shape)
         if (cohort.shape.page_bytes, cohort.shape.n_parts) != shape[1:]:
             return  # what the disk says of these pages is not what their engines say
-        keys = b"".join(page.facts.key for page in pages)
-        partitions = np.array([page.facts.partition for page in pages], dtype=np.uint16)
+        keys = b"".join(each.page.facts.key for each in alike)
+        partitions = np.array([each.page.facts.partition for each in alike], dtype=np.uint16)
         reservation = await self._pool.reserve_whole(cohort, keys, partitions, deadline)
         payload = self._pool.native.payload_address
         reads = []
-        for idx, page in enumerate(pages):
+        for idx, each in enumerate(alike):
             status = reservation.statuses[idx]
             if status == ReserveStatus.WRITE:
                 slot = reservation.slots[idx : idx + 1], reservation.generations[idx : idx + 1]
-                reads.append(self._read(page, slot, payload + int(reservation.offsets[idx])))
+                reads.append(self._read(each, slot, payload + int(reservation.offsets[idx])))
             elif status != ReserveStatus.NO_ROOM:
-                self._settle(page, Outcome.HIT if status == ReserveStatus.PRESENT else Outcome.MISS)
+                self._settle(each, Outcome.HIT if status == ReserveStatus.PRESENT else Outcome.MISS)
         await asyncio.gather(*reads)
 
-    async def _read(self, page: DiskPage, slot: tuple[NDArray[np.uint32], NDArray[np.uint32]], address: int) -> None:
+    async def _read(
+        self, promotion: _Promotion, slot: tuple[NDArray[np.uint32], NDArray[np.uint32]], address: int
+    ) -> None:
         """Reads one page into its slot, and commits it or gives the slot back."""
         try:
-            read = await self._store.read(page, address)
+            read = await self._store.read(promotion.page, address)
         except Exception:
             self._pool.fail_pull(*slot)  # nothing writes there any more
             raise
         if read.parts is None:
             self._pool.fail_pull(*slot)
-            self._settle(page, read.outcome)
+            self._settle(promotion, read.outcome)
             return
         (accepted,) = self._pool.commit_pulled(*slot, read.parts[None, :])
-        self._settle(page, Outcome.HIT if accepted else Outcome.TIMEOUT)
+        self._settle(promotion, Outcome.HIT if accepted else Outcome.TIMEOUT)
 
-    def _settle(self, page: DiskPage, outcome: Outcome) -> None:
-        future = self._under_way.pop(page.facts.key, None)
-        if future is not None and not future.done():
-            future.set_result(outcome)
+    def _settle(self, promotion: _Promotion, outcome: Outcome) -> None:
+        key = promotion.page.facts.key
+        if self._under_way.get(key) is promotion:
+            del self._under_way[key]
+        if not promotion.outcome.done():
+            promotion.outcome.set_result(outcome)
 
     def _account(self, outcomes: NDArray[np.uint8], reader: str) -> None:
         for outcome, n in zip(Outcome, np.bincount(outcomes, minlength=len(Outcome)), strict=True):
