@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from kvpeer.agent import promotions as promotions_module
 from kvpeer.core.disk import Condition
-from kvpeer.model import Tier
+from kvpeer.model import Outcome, Tier
+from kvpeer.storage.folder import ReadPage
 from kvpeer.wire.messages import ClientHello, Lookup
 from kvpeer.wire.packing import U2, pack, unpack_holders
 from link_nodes import until
@@ -208,6 +209,41 @@ def test_a_disk_that_hangs_costs_a_reader_its_deadline_and_the_slot_is_given_bac
 
 async def _wait(future: asyncio.Future) -> None:
     await asyncio.shield(future)
+
+
+def test_a_page_that_failed_can_be_wanted_anew_while_its_neighbours_are_still_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(agent: WholeAgent) -> None:
+        await agent.publish(1, 2)
+        await evict(agent, 1, 2)
+        store, loop = store_of(agent), asyncio.get_running_loop()
+        reading, hangs = store._folder.read, {n: loop.create_future() for n in (1, 2)}
+        numbers = {chain_of(n).keys: n for n in (1, 2)}
+
+        def read(page, *arguments):
+            number = numbers[page.facts.key]
+            if number == 1 and is_failing:
+                return ReadPage(Outcome.STALE)
+            asyncio.run_coroutine_threadsafe(_wait(hangs[number]), loop).result(20)
+            return reading(page, *arguments)
+
+        monkeypatch.setattr(store._folder, "read", read)
+        is_failing = True
+        first = asyncio.ensure_future(own_fetch(agent, 1, 2))
+        await until(lambda: store.find(chain_of(1).keys) is None)
+        is_failing = False
+        await agent.publish(1)
+        await evict(agent, 1)
+        again = asyncio.ensure_future(own_fetch(agent, 1))
+        await until(lambda: store.n_reading == 2)
+        hangs[2].set_result(None)
+        assert await first == ["MISS", "HIT"]
+        assert not again.done()
+        hangs[1].set_result(None)
+        assert await again == ["HIT"]
+
+    with_agents(tmp_path, "agent", scenario, agent=on_disk(tmp_path))
 
 
 def test_a_disk_that_vanishes_is_withdrawn_from_the_directory_and_publishing_goes_on(
