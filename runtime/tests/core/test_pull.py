@@ -228,11 +228,12 @@ def test_what_came_is_committed_and_what_did_not_is_given_back_only_when_the_fet
     fetch = fetch_of(plan, effects)
     effects = plan.fetched(fetch, answer(HIT, MISS, HIT), 0.1)
     (back,), (commit,) = of_kind(effects, GiveBack), of_kind(effects, Commit)
-    assert back.slots.tolist() == [101]
+    assert (back.slots.tolist(), back.generations.tolist()) == ([101], [1])
     assert (commit.slots.tolist(), commit.indices.tolist(), commit.parts) == ([100, 102], [0, 2], [0, 1, 2])
     assert names(plan) == ["MISS"] * 3, "a page is a hit when it is committed, not before"
     touched = of_kind(plan.committed(commit, np.array([True, True]), 0.1), Touched)
-    assert [(each.producer, each.slots.tolist()) for each in touched] == [(agent(1), [0, 2])]
+    (read,) = touched
+    assert (read.producer, read.slots.tolist(), read.generations.tolist()) == (agent(1), [0, 2], [GENERATION] * 2)
     assert names(plan) == ["HIT", "MISS", "HIT"]
 
 
@@ -389,6 +390,35 @@ def test_the_one_try_of_a_half_open_breaker_is_given_back_when_it_was_not_made(c
     assert cluster.breakers.is_usable(agent(1), 0.1)
 
 
+@pytest.mark.parametrize("way", ["the fetch broke here", "slots came too late"])
+def test_the_one_try_is_given_back_too_when(cluster, way):
+    for _ in range(3):
+        cluster.breakers.failed(agent(1), -10.0)
+    plan, effects = plan_of(cluster, {1})
+    if way == "the fetch broke here":
+        plan.broke(fetch_of(plan, effects), 0.1)
+    else:
+        plan.reserved(only(effects, Reserve), slots_for(WRITE), DEADLINE - FETCH_MARGIN_S - FETCH_S_MIN / 2)
+    assert cluster.breakers.is_usable(agent(1), DEADLINE)
+
+
+def test_a_half_open_breaker_lets_one_of_two_portions_through(cluster):
+    for _ in range(3):
+        cluster.breakers.failed(agent(1), -10.0)
+    plan, effects = plan_of(cluster, {1}, {1}, {1}, on_disk={1, 2})
+    (promote,) = of_kind(effects, Promote)
+    assert plan.promoted(promote, *promoted(promote, HIT, HIT), 0.1) == []
+    assert plan.unasked == {UnaskedReason.BREAKER_OPEN: 2}
+
+
+def test_an_answer_ends_a_row_of_failures(cluster):
+    for _ in range(2):
+        cluster.breakers.failed(agent(1), 0.0)
+    plan, effects = plan_of(cluster, {1})
+    plan.fetched(fetch_of(plan, effects), answer(MISS), 0.1)
+    assert not len(cluster.breakers)
+
+
 def test_pages_that_the_producer_was_not_asked_for_count_as_such(cluster):
     plan, effects = plan_of(cluster, {1}, {1}, {1})
     late = NotAskedError(UnaskedReason.LATE, "no time")
@@ -420,7 +450,7 @@ def test_a_half_open_breaker_lets_one_pull_through(cluster):
 def test_a_fetch_that_broke_gives_its_slots_back_and_the_plan_ends(cluster):
     plan, effects = plan_of(cluster, {1, 2})
     back = only(plan.broke(fetch_of(plan, effects), 0.1), GiveBack)
-    assert back.slots.tolist() == [100]
+    assert (back.slots.tolist(), back.generations.tolist()) == ([100], [1])
     assert (plan.done, names(plan)) == (True, ["MISS"])
 
 
