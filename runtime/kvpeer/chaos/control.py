@@ -95,6 +95,9 @@ class Control:
         headers = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close"
         writer.write(f"HTTP/1.1 {status} {_REASONS[status]}\r\n{headers}\r\n\r\n".encode() + body)
         await writer.drain()
+        if n_bytes > BODY_BYTES_MAX:  # closed over what is still being sent, the socket would take the answer with it
+            while await reader.read(BODY_BYTES_MAX):
+                pass
 
     def _answer(self, method: str, path: str, body: bytes) -> tuple[int, dict[str, Any]]:
         if (method, path) == ("GET", "/"):
