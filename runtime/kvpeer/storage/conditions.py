@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from kvpeer.core.disk import Condition
 from kvpeer.model import KvPeerError
 
-__all__ = ["DiskError", "condition_of", "disk_errors"]
+__all__ = ["BROKEN_INDEX_ERRORS", "DiskError", "condition_of", "disk_errors"]
 
 _BY_ERRNO = {
     errno.ENOSPC: Condition.FULL,
@@ -33,6 +33,11 @@ _BY_TEXT = {
     "locked": Condition.LOCKED,
 }
 """SQLite's texts; Python 3.10 does not tell its codes."""
+
+
+BROKEN_INDEX_ERRORS = (UnicodeDecodeError, MemoryError, OverflowError)
+"""What comes of a broken index besides SQLite's own errors: Python decodes what SQLite quotes of it, and memory is
+asked for by sizes that stand in it."""
 
 
 class DiskError(KvPeerError):
@@ -58,5 +63,5 @@ def disk_errors(doing: str) -> Iterator[None]:
         yield
     except (OSError, sqlite3.Error) as error:
         raise DiskError(condition_of(error), f"{doing}: {error}") from error
-    except UnicodeDecodeError as error:  # SQLite quotes a broken file in its error
+    except BROKEN_INDEX_ERRORS as error:
         raise DiskError(Condition.FAILING, f"{doing}: the index is broken") from error

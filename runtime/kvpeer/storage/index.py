@@ -15,7 +15,7 @@ from typing import TypeGuard
 from kvpeer.core.chain import NAMESPACE_BYTES
 from kvpeer.core.disk import SLOTS_PER_SEGMENT, Condition, DiskPage, PageFacts
 from kvpeer.model import KEY_BYTES, N_PARTITIONS, PARTS_MAX
-from kvpeer.storage.conditions import condition_of
+from kvpeer.storage.conditions import BROKEN_INDEX_ERRORS, condition_of
 
 __all__ = ["PageIndex"]
 
@@ -57,7 +57,7 @@ class PageIndex:
         try:
             self._database = self._open()
             is_usable = self._load()
-        except UnicodeDecodeError:  # SQLite quotes a broken file in its error
+        except BROKEN_INDEX_ERRORS:
             is_usable = False
         except sqlite3.Error as error:
             if not _is_the_files_fault(error):
@@ -164,7 +164,7 @@ class PageIndex:
         try:
             yield self._database
         except BaseException as error:
-            self._is_broken = isinstance(error, UnicodeDecodeError) or _is_the_files_fault(error)
+            self._is_broken = isinstance(error, BROKEN_INDEX_ERRORS) or _is_the_files_fault(error)
             with contextlib.suppress(sqlite3.Error):
                 self._database.execute("ROLLBACK")
             raise
