@@ -247,6 +247,14 @@ class Server:
         """The same of its agent. Raises OSError when there is no agent."""
         return _sum_of_samples(_request(self.agent_port, "GET", "/metrics")[1], name, labels)
 
+    def agent_story(self) -> str:
+        """What its agent looked for, found and was refused so far, to be read when a test fails."""
+        lines = _request(self.agent_port, "GET", "/metrics")[1].splitlines()
+        told = [
+            line for line in lines if line.startswith(_STORY) and not line.endswith(" 0.0") and "_created" not in line
+        ]
+        return f"the agent of {self.name}:\n" + "\n".join(line for line in told if "_bucket" not in line)
+
     def cached_tokens(self, source: str) -> float:
         """Prompt tokens that came from a source: device, host (the own pool) or p2p."""
         return self.metric("vllm:prompt_tokens_cached_by_source_total", source=source)
@@ -333,6 +341,7 @@ def _sum_of_samples(text: str, name: str, labels: dict[str, str]) -> float:
     return total
 
 
+_STORY = tuple(f"kvpeer_{part}" for part in ("locate", "transport", "fetch", "breaker", "membership", "directory"))
 _JSON = {"Content-Type": "application/json"}
 _SAMPLE = re.compile(r"(?P<name>[a-zA-Z_:][\w:]*)(\{(?P<labels>.*)\})? (?P<value>\S+)")
 _LABEL = re.compile(r'(\w+)="([^"]*)"')

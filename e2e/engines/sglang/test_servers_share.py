@@ -51,7 +51,8 @@ def test_a_cold_server_restores_what_another_computed_and_says_the_same(servers:
         own = servers.producer.generate(tokens)
         assert own.cached["device"] == N_PAGES * PAGE_TOKENS
         restored = servers.reader.generate(tokens)
-        assert restored.cached == {"device": 0, "host": 0, "storage": N_PAGES * PAGE_TOKENS}
+        everything = {"device": 0, "host": 0, "storage": N_PAGES * PAGE_TOKENS}
+        assert restored.cached == everything, servers.reader.agent_story()
         assert restored.tokens == own.tokens
         assert restored.logprobs == pytest.approx(own.logprobs, abs=1e-6)
     assert servers.reader.metric("sglang:storage_prefetch_unfulfilled_tokens_total", reason="storage_transfer") == 0
@@ -63,7 +64,7 @@ def test_a_server_restores_its_own_pages_after_a_flush(servers: Servers) -> None
     own = servers.producer.generate(tokens)
     servers.producer.flush()
     again = servers.producer.generate(tokens)
-    assert again.cached["storage"] == N_PAGES * PAGE_TOKENS
+    assert again.cached["storage"] == N_PAGES * PAGE_TOKENS, servers.producer.agent_story()
     assert again.tokens == own.tokens
 
 
