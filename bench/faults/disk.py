@@ -48,6 +48,5 @@ FAULTS = [
         "A node with a disk tier publishes 64 pages, is stopped in order 3 s later, and is started again with the same "
         "folder",
         _lost_index,
-        needs="disk",
     ),
 ]

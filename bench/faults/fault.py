@@ -30,13 +30,11 @@ class Observation:
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault and how to try it. done: what is done, for the table. needs: what a build may lack, see
-    `System.lacks`."""
+    """A fault and how to try it. done: what is done, for the table."""
 
     name: str
     done: str
     run: Callable[[System], Observation]
-    needs: str = ""
 
 
 def publish_all(node: Node, numbers: Sequence[int]) -> None:

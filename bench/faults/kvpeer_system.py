@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from kvpeer.agent.config.settings import AgentConfig
 from kvpeer.bench.agents import AgentProcess, Cluster, served_after_s
 
 from faults.protocol import Backend, Identity
@@ -70,10 +69,6 @@ class KVPeer(System):
 
     def make_node(self, shape: Shape, identity: Identity, disk: Path | None) -> Node:
         return KVPeerNode(self, shape, identity, disk)
-
-    def lacks(self, what: str) -> str:
-        is_missing = what == "disk" and "disk" not in AgentConfig.__struct_fields__
-        return "no disk tier in this build" if is_missing else ""
 
     def close(self) -> None:
         super().close()

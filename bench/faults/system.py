@@ -175,10 +175,6 @@ class System(ABC):
     def make_node(self, shape: Shape, identity: Identity, disk: Path | None) -> Node:
         """A started node. disk: the folder of its disk tier; None for none."""
 
-    def lacks(self, _what: str) -> str:
-        """Why this build cannot do something; empty if it can."""
-        return ""
-
     def start(
         self, n: int, shape: Shape, identities: Sequence[Identity] = (), disks: Sequence[Path | None] = ()
     ) -> list[Node]:

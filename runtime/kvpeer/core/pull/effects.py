@@ -110,9 +110,6 @@ class Fetch:
     deadline: float
 
 
-# ---- what is done at once
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Commit:
     """The pages at `indices` of the fetch are what they should be: make them readable, `committed`. `parts` is that of
@@ -129,6 +126,9 @@ class Commit:
     @property
     def generations(self) -> Numbers:
         return self.fetch.generations[self.indices]
+
+
+# ---- what is done at once
 
 
 @dataclass(frozen=True, slots=True, eq=False)
