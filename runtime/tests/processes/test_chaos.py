@@ -132,11 +132,24 @@ def behind_proxies(
         yield injector, agents
 
 
+@contextlib.contextmanager
+def set_up(cluster: Cluster, settings: Mapping[str, str] | None = None) -> Iterator[Scene]:
+    with behind_proxies(cluster, NAMES, settings) as (injector, agents):
+        yield Scene(cluster, injector, agents, cluster.engine(agents["a"]), cluster.engine(agents["b"]))
+
+
 @pytest.fixture(scope="module")
 def scene(shared_cluster: Cluster) -> Iterator[Scene]:
-    with behind_proxies(shared_cluster, NAMES) as (injector, agents):
-        producer, reader = shared_cluster.engine(agents["a"]), shared_cluster.engine(agents["b"])
-        yield Scene(shared_cluster, injector, agents, producer, reader)
+    """One for all who leave pages as hits. A link may still break of what an earlier test did to it."""
+    with set_up(shared_cluster) as scene:
+        yield scene
+
+
+@pytest.fixture
+def new_scene(cluster: Cluster) -> Iterator[Scene]:
+    """One without a past, whose links are whole."""
+    with set_up(cluster) as scene:
+        yield scene
 
 
 def bytes_of(injector: Injector, route: str) -> dict[str, int]:
@@ -182,10 +195,9 @@ def test_corrupted_pages_and_requests_are_never_hits_with_wrong_bytes(scene: Sce
 
 def test_without_checksums_the_same_corruption_gives_wrong_hits(cluster: Cluster) -> None:
     """That is what they are for; and the tests here would see a wrong hit."""
-    with behind_proxies(cluster, NAMES[:2], {"transport.verify": "generation"}) as (injector, agents):
-        scene = Scene(cluster, injector, agents, cluster.engine(agents["a"]), cluster.engine(agents["b"]))
+    with set_up(cluster, {"transport.verify": "generation"}) as scene:
         chain = scene.chain()
-        with injector.injecting(*DATA, kind="corrupt", direction="from_agent", probability=0.02):
+        with scene.injector.injecting(*DATA, kind="corrupt", direction="from_agent", probability=0.02):
             assert "WRONG" in scene.reader.fetch(*chain, request="unchecked")
 
 
@@ -212,27 +224,27 @@ def test_a_faulty_control_channel_costs_deadlines_and_links_and_nothing_else(sce
         assert outcomes == {"HIT": N_CHAINS * N_PAGES}
 
 
-def test_a_frozen_data_path_times_out_while_the_peer_answers_all_questions(scene: Scene) -> None:
-    chain = scene.chain()
-    with scene.injector.injecting(*DATA, kind="freeze"):
+def test_a_frozen_data_path_times_out_while_the_peer_answers_all_questions(new_scene: Scene) -> None:
+    chain = new_scene.chain()
+    with new_scene.injector.injecting(*DATA, kind="freeze"):
         # Located first: a producer whose pages do not come is soon not promised any more.
-        assert scene.reader.locate(*chain, request="frozen") == [2] * N_PAGES
-        assert set(scene.fetch(chain, request="frozen")) == {"TIMEOUT"}
-        assert scene.agents["b"].knows(len(NAMES))
-    scene.wait_hits([chain])
+        assert new_scene.reader.locate(*chain, request="frozen") == [2] * N_PAGES
+        assert set(new_scene.fetch(chain, request="frozen")) == {"TIMEOUT"}
+        assert new_scene.agents["b"].knows(len(NAMES))
+    new_scene.wait_hits([chain])
 
 
-def test_a_frozen_control_channel_costs_no_page_that_was_located_and_then_the_membership(scene: Scene) -> None:
-    located, others = scene.chain(), scene.chain()
-    scene.fetch(scene.chain())  # leaves an open data connection
-    assert scene.reader.locate(*located, request="located") == [2] * N_PAGES
-    with scene.injector.injecting(*CONTROL, kind="freeze"):
-        assert set(scene.fetch(located, request="located")) == {"HIT"}
-        for agent in scene.agents.values():
+def test_a_frozen_control_channel_costs_no_page_that_was_located_and_then_the_membership(new_scene: Scene) -> None:
+    located, others = new_scene.chain(), new_scene.chain()
+    new_scene.fetch(new_scene.chain())  # leaves an open data connection
+    assert new_scene.reader.locate(*located, request="located") == [2] * N_PAGES
+    with new_scene.injector.injecting(*CONTROL, kind="freeze"):
+        assert set(new_scene.fetch(located, request="located")) == {"HIT"}
+        for agent in new_scene.agents.values():
             eventually(lambda agent=agent: agent.knows(1), poll_s=POLL_S)
-        assert "HIT" not in scene.fetch(others)
-    scene.cluster.wait_members()
-    scene.wait_hits([others])
+        assert "HIT" not in new_scene.fetch(others)
+    new_scene.cluster.wait_members()
+    new_scene.wait_hits([others])
 
 
 def n_lookups(agent: AgentProcess) -> float:
