@@ -44,7 +44,12 @@ TESTS_OF_MODULE: dict[str, tuple[str, ...]] = {
     "core/sources": ("core/test_sources.py",),
     "core/negative": ("core/test_negative.py",),
     "core/breaker": ("core/test_breaker.py",),
-    "core/policy": ("core/test_policy.py",),
+    "core/policy/decision": ("core/test_policy.py",),
+    "core/policy/sampling": ("core/test_policy.py",),
+    "core/policy/guard": ("core/test_policy_guard.py",),
+    "core/policy/fit": ("core/test_policy_fit.py",),
+    "core/policy/costs": ("core/test_policy_fit.py",),
+    "core/policy/ledger": ("core/test_policy_ledger.py",),
     "core/eviction/lru": ("core/test_slots.py", "core/test_slots_stateful.py"),
 }
 """In the order in which they run: first those whose mistakes mean wrong bytes or calls that never end."""

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from kvpeer.core.chain import Chain, ChainSlice, namespace_digest
-from kvpeer.core.policy import Action, RequestFacts, decide, located_tokens, pull_wait_s
+from kvpeer.core.policy import Action, Load, RequestFacts, decide, located_tokens, pull_wait_s
 from kvpeer.engines.vllm.lanes import Lane, UnderWay
 from kvpeer.engines.vllm.lookups import Answer, Located, Lookups
 from kvpeer.engines.vllm.metadata import PageOrder, StepOrders
@@ -332,8 +332,7 @@ class SchedulerSide:
             first * page_tokens,
             located,
             self._policy,
-            can_reload=self._loads.has_room(Lane.RELOAD, now),
-            can_pull=self._loads.has_room(Lane.PULL, now),
+            load=Load(can_reload=self._loads.has_room(Lane.RELOAD, now), can_pull=self._loads.has_room(Lane.PULL, now)),
         )
         n_declined = located.reachable_tokens - first * page_tokens - decision.n_tokens
         if n_declined:

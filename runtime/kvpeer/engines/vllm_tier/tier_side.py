@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvpeer.core.chain import ChainSlice, loose_pages, namespace_digest
-from kvpeer.core.policy import Action, RequestFacts, decide, located_tokens, pull_wait_s
+from kvpeer.core.policy import Action, Load, RequestFacts, decide, located_tokens, pull_wait_s
 from kvpeer.engines.vllm.copies import Loads, PageClient, Publishes
 from kvpeer.engines.vllm.lanes import Lane, UnderWay
 from kvpeer.engines.vllm.lookups import Lookups
@@ -218,9 +218,12 @@ class TierSide:
             0,
             located,
             self._policy,
-            can_reload=self._under_way.has_room(Lane.RELOAD, now),
-            can_pull=self._under_way.has_room(Lane.PULL, now),
+            load=Load(
+                can_reload=self._under_way.has_room(Lane.RELOAD, now),
+                can_pull=self._under_way.has_room(Lane.PULL, now),
+            ),
         )
+        self.tally.count("decisions", decision.reason.value)
         if located.reachable_tokens > decision.n_tokens:
             n_declined = located.reachable_tokens - decision.n_tokens
             self.tally.count("declined_tokens", decision.reason.value, n_declined)

@@ -32,7 +32,7 @@ def test_other_variables_of_kvpeer_are_not_ours() -> None:
         ({"min_cached_token_delta": 0}, {}, "greater than 0"),
         ({"deferred_requests_max": True}, {}, "must be of type int"),
         ({"publish": "maybe"}, {}, "publish is 'maybe'"),
-        ({"mode": "auto"}, {}, "off, on"),
+        ({"mode": "auto"}, {}, "off, shadow, on"),
     ],
 )
 def test_a_wrong_setting_is_named_with_its_fix(
