@@ -14,12 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvpeer.agent.directory import DirectoryService
+from kvpeer.agent.peering import Whereabouts
 from kvpeer.core.breaker import Breakers
 from kvpeer.core.chain import ChainSlice, take_keys
 from kvpeer.core.locate import Ask, LocatePlan, LocateQuestion, LocateResult
 from kvpeer.core.located import REMEMBERED_S, LocatedPages, RecentLocations
 from kvpeer.core.producers import Producers
 from kvpeer.core.reasons import MissReason
+from kvpeer.core.sources import offers
 from kvpeer.metrics import Metrics
 from kvpeer.model import AgentId, KvPeerError
 from kvpeer.wire.messages import Holders
@@ -53,9 +55,7 @@ class PeerLocator:
         self._metrics = metrics
         self._clock = clock
 
-    async def locate(
-        self, chain: ChainSlice, indices: NDArray[np.int64], request: str, deadline: float
-    ) -> tuple[NDArray[np.uint8], str]:
+    async def locate(self, chain: ChainSlice, indices: NDArray[np.int64], request: str, deadline: float) -> Whereabouts:
         """See `peering.Locator.locate`. A page counts as found only if a pull would ask somebody for it now."""
         located = await self.find(chain, indices, request, deadline)
         holding = self._producers.holding(located, located.positions, located.keys, self._clock())
@@ -67,7 +67,7 @@ class PeerLocator:
         first_miss = located.result.first_miss
         if len(lost) and not (located.result.statuses[: lost[0]] == 0).any():
             first_miss = MissReason.NO_HOLDER
-        return statuses, first_miss.value if first_miss else ""
+        return Whereabouts(statuses, first_miss.value if first_miss else "", offers(holding))
 
     async def find(self, chain: ChainSlice, indices: NDArray[np.int64], request: str, deadline: float) -> LocatedPages:
         """Where these pages lie at peers; asks their owners. Answers by `deadline`."""

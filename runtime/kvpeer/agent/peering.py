@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,9 +12,10 @@ from numpy.typing import NDArray
 from kvpeer.agent.cohorts import Cohort
 from kvpeer.core.chain import ChainSlice
 from kvpeer.core.reasons import MissReason
-from kvpeer.model import Outcome
+from kvpeer.core.sources import Offer
+from kvpeer.model import AgentId, Outcome
 
-__all__ = ["NO_LOWER_TIER", "CommittedPages", "Locator", "LowerTier", "NoPeers", "PoolHooks", "Puller"]
+__all__ = ["NO_LOWER_TIER", "CommittedPages", "Locator", "LowerTier", "NoPeers", "PoolHooks", "Puller", "Whereabouts"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,36 +82,55 @@ class PoolHooks(Protocol):
     ) -> None: ...
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Whereabouts:
+    """statuses u8 [n]: 2 if a peer has the page, else 0; `reason`: why the first of the rest is missing; `offers`: who
+    has how many of the pages, counted from the first one."""
+
+    statuses: NDArray[np.uint8]
+    reason: str
+    offers: Sequence[Offer]
+
+
 class Locator(Protocol):
     """Finds pages at peers."""
 
-    async def locate(
-        self, chain: ChainSlice, indices: NDArray[np.int64], request: str, deadline: float
-    ) -> tuple[NDArray[np.uint8], str]:
-        """For each page of `indices` (places in `chain`, ascending, none in the own pool): 2 if a peer has it, else
-        0; and why the rest is missing. Answers by `deadline` (monotonic seconds), whatever happens."""
+    async def locate(self, chain: ChainSlice, indices: NDArray[np.int64], request: str, deadline: float) -> Whereabouts:
+        """Where the pages of `indices` (places in `chain`, ascending, none in the own pool) are. Answers by `deadline`
+        (monotonic seconds), whatever happens."""
 
 
 class Puller(Protocol):
     """Brings pages of peers into the own pool."""
 
     async def pull(
-        self, cohort: Cohort, chain: ChainSlice, indices: NDArray[np.int64], request: str, deadline: float
+        self,
+        cohort: Cohort,
+        chain: ChainSlice,
+        indices: NDArray[np.int64],
+        request: str,
+        deadline: float,
+        source: AgentId | None = None,
     ) -> NDArray[np.uint8]:
-        """The outcome of each page of `indices`; a HIT is committed in the own pool. Answers by `deadline`. Is not
-        cancelled when the asking client goes away: others may wait for the same pull."""
+        """The outcome of each page of `indices`; a HIT is committed in the own pool. `source` is asked first, if it has
+        the first of them. Answers by `deadline`. Is not cancelled when the asking client goes away: others may wait for
+        the same pull."""
 
 
 class NoPeers:
     """Locator, Puller and hooks of an agent without peers: everything that is not in the own pool is a miss."""
 
-    async def locate(
-        self, chain: ChainSlice, indices: NDArray[np.int64], request: str, deadline: float
-    ) -> tuple[NDArray[np.uint8], str]:
-        return np.zeros(len(indices), dtype=np.uint8), MissReason.NO_MEMBERS.value
+    async def locate(self, chain: ChainSlice, indices: NDArray[np.int64], request: str, deadline: float) -> Whereabouts:
+        return Whereabouts(np.zeros(len(indices), dtype=np.uint8), MissReason.NO_MEMBERS.value, ())
 
     async def pull(
-        self, cohort: Cohort, chain: ChainSlice, indices: NDArray[np.int64], request: str, deadline: float
+        self,
+        cohort: Cohort,
+        chain: ChainSlice,
+        indices: NDArray[np.int64],
+        request: str,
+        deadline: float,
+        source: AgentId | None = None,
     ) -> NDArray[np.uint8]:
         return np.full(len(indices), Outcome.MISS, dtype=np.uint8)
 

@@ -41,7 +41,7 @@ from kvpeer.core.pull import (
     Touched,
 )
 from kvpeer.metrics import Metrics
-from kvpeer.model import Outcome
+from kvpeer.model import AgentId, Outcome
 from kvpeer.native import PART_DTYPE
 from kvpeer.transport import FetchBatch
 
@@ -78,10 +78,16 @@ class PeerPuller:
         self._pulled_bytes = services.metrics.counter("kvpeer_transport_pulled_bytes_total")
 
     async def pull(
-        self, cohort: Cohort, chain: ChainSlice, indices: NDArray[np.int64], request: str, deadline: float
+        self,
+        cohort: Cohort,
+        chain: ChainSlice,
+        indices: NDArray[np.int64],
+        request: str,
+        deadline: float,
+        source: AgentId | None = None,
     ) -> NDArray[np.uint8]:
         """See `peering.Puller.pull`."""
-        wanted = self._pulls.ask(PullQuestion(chain, indices, cohort.shape, request, deadline))
+        wanted = self._pulls.ask(PullQuestion(chain, indices, cohort.shape, request, deadline, source))
         joined = [self._ended[plan] for plan in wanted.joined]
         if wanted.fresh is not None:
             await self._run(wanted.fresh, cohort)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,8 +19,9 @@ from kvpeer.agent.pool import Locator, PoolService, Puller
 from kvpeer.agent.tasks import escalate
 from kvpeer.core.chain import ChainSlice
 from kvpeer.core.slot_effects import ReserveStatus
+from kvpeer.core.sources import Offer
 from kvpeer.metrics import Metrics
-from kvpeer.model import KEY_BYTES, CapacityError, Outcome, RemoteProtocolError
+from kvpeer.model import AGENT_ID_BYTES, KEY_BYTES, AgentId, CapacityError, Outcome, RemoteProtocolError
 from kvpeer.wire.messages import (
     Abandon,
     ClientMessage,
@@ -139,13 +140,21 @@ class ClientRequests:
         found = self._pool.find(chain.keys)
         statuses = found.resident.astype(np.uint8) * LOCATED_OWN
         missing = np.flatnonzero(~found.resident)
-        reason = ""
+        reason, offered = "", []
         if len(missing):
-            statuses[missing], reason = await self._locator.locate(chain, missing, request, deadline)
+            found_at_peers = await self._locator.locate(chain, missing, request, deadline)
+            statuses[missing], reason = found_at_peers.statuses, found_at_peers.reason
+            offered = _offers_of_chain(found_at_peers.offers, missing, len(chain))
         for outcome, n in zip(LOCATE_OUTCOMES, np.bincount(statuses, minlength=len(LOCATE_OUTCOMES)), strict=False):
             self._located.labels(outcome=outcome).inc(int(n))
         self._locate_seconds.observe(self._clock() - began_at)
-        return Located(pack(statuses, U1), reason)
+        return Located(
+            pack(statuses, U1),
+            reason,
+            b"".join(offer.producer for offer in offered),
+            pack(np.array([offer.n_pages for offer in offered], dtype=np.uint32), U4),
+            pack(np.array([offer.n_in_flight for offer in offered], dtype=np.uint32), U4),
+        )
 
     async def _fetch(self, client: Client, message: Fetch, deadline: float) -> Fetched:
         chain = self._chain(message)
@@ -154,7 +163,8 @@ class ClientRequests:
         outcomes = np.where(found.resident, Outcome.HIT, Outcome.MISS).astype(np.uint8)
         missing = np.flatnonzero(~found.resident)
         if len(missing):
-            outcomes[missing] = await self._pull(client, chain, missing, message.request[:TEXT_CHARS_MAX], deadline)
+            request, source = message.request[:TEXT_CHARS_MAX], _source_of(message)
+            outcomes[missing] = await self._pull(client, chain, missing, request, deadline, source)
             first_pin = found.pin
             try:
                 # Pinned again as one: what was pulled may be evicted by now, and what was here may be withdrawn.
@@ -181,11 +191,17 @@ class ClientRequests:
             self._fetched.labels(outcome=outcome.name.lower(), transport="tcp").inc(int(n))
 
     async def _pull(
-        self, client: Client, chain: ChainSlice, missing: NDArray[np.int64], request: str, deadline: float
+        self,
+        client: Client,
+        chain: ChainSlice,
+        missing: NDArray[np.int64],
+        request: str,
+        deadline: float,
+        source: AgentId | None,
     ) -> NDArray[np.uint8]:
         """Pulls the missing pages. The pull itself goes on when the client goes away or the deadline passes: it is
         not ours alone."""
-        pull = asyncio.ensure_future(self._puller.pull(client.cohort, chain, missing, request, deadline))
+        pull = asyncio.ensure_future(self._puller.pull(client.cohort, chain, missing, request, deadline, source))
         self._pulls.add(pull)
         pull.add_done_callback(self._pulled)
         await asyncio.wait([pull], timeout=max(0.0, deadline - self._clock()))
@@ -245,6 +261,18 @@ class ClientRequests:
     def _check_rank(client: Client, message: ClientMessage) -> None:
         if client.part < 0:
             raise RemoteProtocolError(f"a scheduler holds no part of a page and cannot send {type(message).__name__}")
+
+
+def _offers_of_chain(offered: Sequence[Offer], missing: NDArray[np.int64], n_pages: int) -> list[Offer]:
+    """The same with pages of the chain, of which those between the missing ones are in the own pool."""
+    ends = [*missing.tolist(), n_pages]
+    return [Offer(offer.producer, ends[offer.n_pages], offer.n_in_flight) for offer in offered]
+
+
+def _source_of(message: Fetch) -> AgentId | None:
+    if message.source and len(message.source) != AGENT_ID_BYTES:
+        raise RemoteProtocolError(f"source: {len(message.source)} bytes, but an agent id has {AGENT_ID_BYTES}")
+    return AgentId(message.source) if message.source else None
 
 
 def _check_distinct(keys: bytes) -> None:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -22,7 +22,10 @@ from kvpeer.client.link import AgentSilentError, Link
 from kvpeer.client.session import CLOSE_WAIT_S, Session
 from kvpeer.client.settings import ClientSettings, Registration
 from kvpeer.core.chain import ChainSlice
+from kvpeer.core.sources import Offer
 from kvpeer.model import (
+    AGENT_ID_BYTES,
+    AgentId,
     CapacityError,
     KvPeerError,
     LocalProtocolError,
@@ -45,7 +48,7 @@ from kvpeer.wire.messages import (
     Reserved,
     Reset,
 )
-from kvpeer.wire.packing import U1, U4, U8, pack, unpack
+from kvpeer.wire.packing import U1, U4, U8, count, pack, unpack
 
 __all__ = ["Client", "LocateResult", "PublishResult"]
 
@@ -67,10 +70,11 @@ _Answer = TypeVar("_Answer")
 @dataclass(frozen=True)
 class LocateResult:
     """statuses, u8 [n]: 0 nowhere, 1 in the own pool, 2 at a peer. reason: why the rest is missing, from a closed
-    list."""
+    list. offers: with one producer's pages and the own pool alone, how many of the first pages can be had."""
 
     statuses: npt.NDArray[np.uint8]
     reason: str
+    offers: tuple[Offer, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -156,7 +160,7 @@ class Client:
     def locate(self, chain: ChainSlice, request: str, deadline_s: float) -> LocateResult:
         """Where these pages are. Blocks for `deadline_s` at most; what is not known by then is nowhere."""
         deadline = time.monotonic() + deadline_s
-        statuses, reason = np.zeros(len(chain), dtype=np.uint8), ""
+        statuses, reason, offers = np.zeros(len(chain), dtype=np.uint8), "", list[Offer]()
         try:
             with self._session.link() as link:
                 for start, stop in _batches(len(chain), link.welcome.batch_pages_max):
@@ -164,10 +168,11 @@ class Client:
                     located = _ask(link, Locate(request, part.first, part.keys, part.anchors), Located, deadline)
                     statuses[start:stop] = unpack(located.statuses, U1, len(part), "statuses")
                     reason = reason or located.reason
+                    offers = _extended(offers, _offers(located, len(part)), start)
         except KvPeerError as error:
             reason = self._failed("locate", error)
         self._count_values("located_pages", statuses, ("nowhere", "own_pool", "peer"))
-        return LocateResult(statuses, reason)
+        return LocateResult(statuses, reason, tuple(offers))
 
     def fetch(
         self,
@@ -176,12 +181,13 @@ class Client:
         request: str,
         deadline_s: float,
         copier: Copier | None = None,
+        source: bytes = b"",
     ) -> npt.NDArray[np.uint8]:
         """The outcome of each page, u8 [n]; the block of a HIT holds this rank's part, the others hold anything.
 
-        blocks: i8 [n]. copier: knows blocks other than those of the registered layout. Blocks until everything is
-        there or given up; when it returns nothing writes into the blocks any more. Waiting ends at the deadline; a
-        copy that is running then is finished.
+        blocks: i8 [n]. copier: knows blocks other than those of the registered layout. source: the producer to ask
+        first for what has to be pulled, or nothing. Blocks until everything is there or given up; when it returns
+        nothing writes into the blocks any more. Waiting ends at the deadline; a copy that is running then is finished.
         """
         deadline = time.monotonic() + deadline_s
         outcomes = np.full(len(chain), Outcome.MISS, dtype=np.uint8)
@@ -196,6 +202,7 @@ class Client:
                         request,
                         deadline,
                         copier or self._ready_copier(),
+                        source,
                     )
         except AgentSilentError as error:
             self._failed("fetch", error)
@@ -258,9 +265,10 @@ class Client:
         request: str,
         deadline: float,
         copier: Copier,
+        source: bytes,
     ) -> npt.NDArray[np.uint8]:
         n = len(chain)
-        fetched = _ask(link, Fetch(request, chain.first, chain.keys, chain.anchors), Fetched, deadline)
+        fetched = _ask(link, Fetch(request, chain.first, chain.keys, chain.anchors, source), Fetched, deadline)
         bad_slots, bad_outcomes = np.zeros(0, dtype=U4), np.zeros(0, dtype=U1)
         try:
             outcomes: npt.NDArray[np.uint8] = unpack(fetched.outcomes, U1, n, "outcomes").copy()
@@ -345,6 +353,25 @@ _REASONS: tuple[tuple[type[KvPeerError], str], ...] = (
     (CapacityError, "agent_busy"),
     (RemoteProtocolError, "protocol"),
 )
+
+
+def _offers(located: Located, n_pages: int) -> list[Offer]:
+    n = count(located.producers, AGENT_ID_BYTES, "producers")
+    reaches = np.minimum(unpack(located.reaches, U4, n, "reaches"), n_pages).tolist()
+    in_flight = unpack(located.in_flight, U4, n, "in_flight").tolist()
+    producers = [located.producers[at : at + AGENT_ID_BYTES] for at in range(0, n * AGENT_ID_BYTES, AGENT_ID_BYTES)]
+    return [Offer(AgentId(who), *rest) for who, *rest in zip(producers, reaches, in_flight, strict=True)]
+
+
+def _extended(offers: list[Offer], more: list[Offer], start: int) -> list[Offer]:
+    """What is offered of a chain, once it is known what is offered of its pages from `start` on."""
+    if start == 0:
+        return more
+    reaches = {offer.producer: offer.n_pages for offer in more}
+    return [
+        replace(offer, n_pages=start + reaches.get(offer.producer, 0)) if offer.n_pages == start else offer
+        for offer in offers
+    ]
 
 
 def _batches(n: int, size: int) -> Iterator[tuple[int, int]]:

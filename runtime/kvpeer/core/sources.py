@@ -8,8 +8,6 @@ request agree.
 
 from __future__ import annotations
 
-import hashlib
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,17 +15,17 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from kvpeer.core.policy import PREFIX_BAND_PAGES, lot
 from kvpeer.model import AgentId, LocalProtocolError, Tier
 
-__all__ = ["PREFIX_BAND_PAGES", "SOURCES_MAX", "Holding", "Source", "choose_sources"]
+__all__ = ["OFFERS_MAX", "SOURCES_MAX", "Holding", "Offer", "Source", "choose_sources", "offers"]
 
 SOURCES_MAX = 16
 """Producers that one request pulls from: each costs a round trip and a share of the deadline. What only others hold is
 left out, which the reader counts as a miss."""
 
-PREFIX_BAND_PAGES = 1
-"""Producers whose prefix is at most this much shorter than the longest are as good: the last page is often just being
-published."""
+OFFERS_MAX = 16
+"""Producers that are named for one prompt: as many as a record has holders."""
 
 Mask = npt.NDArray[np.bool_]
 
@@ -83,17 +81,36 @@ class Source:
     holders: npt.NDArray[np.void]
 
 
-def choose_sources(holding: Holding, request: str) -> list[Source]:
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A prompt's first `n_pages` pages can be had from this producer, which has `n_in_flight` fetches under way."""
+
+    producer: AgentId
+    n_pages: int
+    n_in_flight: int
+
+
+def offers(holding: Holding) -> list[Offer]:
+    """Who has the first page, and how many pages from there on: at most OFFERS_MAX, the longest first."""
+    all_pages = np.arange(len(holding.counts))
+    found = [
+        Offer(holding.agents[agent], _prefix_pages(pages, all_pages), int(holding.in_flight[agent]))
+        for agent, (pages, _) in _offers(holding).items()
+    ]
+    return sorted((each for each in found if each.n_pages), key=lambda each: -each.n_pages)[:OFFERS_MAX]
+
+
+def choose_sources(holding: Holding, request: str, preferred: AgentId | None = None) -> list[Source]:
     """At most SOURCES_MAX sources, each page in at most one of them; a page that a usable producer holds is left out
-    only when that many sources did not suffice."""
-    offers = _offers(holding)
+    only when that many sources did not suffice. preferred: the first one, if it has the first page."""
+    offered = _offers(holding)
     is_open = np.zeros(len(holding.counts), dtype=np.bool_)
-    for pages, _ in offers.values():
+    for pages, _ in offered.values():
         is_open[pages] = True
     sources: list[Source] = []
     while len(sources) < SOURCES_MAX and is_open.any():
-        agent = _choose(offers, is_open, holding, request)
-        pages, holders = offers.pop(agent)
+        agent = _choose(offered, is_open, holding, request, None if sources else preferred)
+        pages, holders = offered.pop(agent)
         wanted = is_open[pages]
         sources.append(Source(holding.agents[agent], pages[wanted], holders[wanted]))
         is_open[pages] = False
@@ -123,18 +140,22 @@ def _choose(
     is_open: Mask,
     holding: Holding,
     request: str,
+    preferred: AgentId | None,
 ) -> int:
-    """The agent to pull from next: one of those with the longest prefix of the open pages; rather one that has them in
-    its pool than one that must read its disk first."""
+    """The agent to pull from next: the preferred one, or one of those with the longest prefix of the open pages; rather
+    one that has them in its pool than one that must read its disk first."""
     open_pages = np.flatnonzero(is_open)
     prefixes = {agent: _prefix_pages(pages[is_open[pages]], open_pages) for agent, (pages, _) in offers.items()}
+    wanted = [agent for agent, n_pages in prefixes.items() if n_pages and holding.agents[agent] == preferred]
+    if wanted:
+        return wanted[0]
     enough = max(1, max(prefixes.values()) - PREFIX_BAND_PAGES)
     candidates = [agent for agent, n_pages in prefixes.items() if n_pages >= enough]
 
     def rank(agent: int) -> tuple[bool, float]:
         pages, holders = offers[agent]
         has_to_promote = bool((holders["tier"][is_open[pages]] == Tier.DISK).any())
-        return has_to_promote, _lot(request, holding.agents[agent], int(holding.in_flight[agent]))
+        return has_to_promote, lot(request, holding.agents[agent], int(holding.in_flight[agent]))
 
     return min(candidates, key=rank)
 
@@ -143,11 +164,3 @@ def _prefix_pages(pages: npt.NDArray[np.uint32], open_pages: npt.NDArray[np.intp
     """How many of the first open pages are all among `pages` (ascending, all of them open)."""
     differs = pages != open_pages[: len(pages)]
     return int(differs.argmax()) if differs.any() else len(pages)
-
-
-def _lot(request: str, agent: AgentId, in_flight: int) -> float:
-    """The smallest lot wins with a probability proportional to the weight: exponentially distributed with rate
-    1 / (1 + in_flight), and the same in every process."""
-    digest = hashlib.blake2b(request.encode(), key=agent, digest_size=8).digest()
-    uniform = (int.from_bytes(digest, "big") + 1) / (2**64 + 1)
-    return -math.log(uniform) * (1 + max(0, in_flight))

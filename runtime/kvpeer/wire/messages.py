@@ -384,19 +384,26 @@ class Locate(Message, frozen=True, tag=42):
 
 class Located(Message, frozen=True, tag=43):
     """statuses u8 per key: 0 miss, 1 in the own pool, 2 at a peer. `reason` names why the rest is missing (closed
-    list)."""
+    list). `producers` (16 bytes each): at most 16 of those that pages at peers could be pulled from; with one of them
+    and the own pool alone the first `reaches` (u32 each) keys can be had; `in_flight` (u32 each): fetches from it that
+    this agent has under way."""
 
     statuses: bytes
     reason: str
+    producers: bytes = b""
+    reaches: bytes = b""
+    in_flight: bytes = b""
 
 
 class Fetch(Message, frozen=True, tag=44):
-    """Make these pages resident in the own pool and pin them. Answer by the deadline: Fetched."""
+    """Make these pages resident in the own pool and pin them. Answer by the deadline: Fetched. `source`: the producer
+    to ask first for what is not there, if it has the first of it; or nothing."""
 
     request: str
     first: int
     keys: bytes
     anchors: bytes
+    source: bytes = b""
 
 
 class Fetched(Message, frozen=True, tag=45):

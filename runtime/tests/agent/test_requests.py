@@ -74,3 +74,26 @@ def test_each_fetched_page_is_counted_once_by_what_the_engine_got(tmp_path: Path
         assert counted == {("hit", "tcp"): 2, ("hit", "shm"): 2, ("miss", "tcp"): 2}
 
     with_agents(tmp_path, "reader producer", scenario)
+
+
+def test_an_offer_counts_the_pages_of_the_own_pool_between_those_of_a_producer(tmp_path: Path) -> None:
+    async def scenario(reader: WholeAgent, producer: WholeAgent) -> None:
+        await reader.publish(1, 3)
+        await producer.publish(1, 2, 3, 4)
+        await reader.finds(1, 2, 3, 4)
+        chain = chain_of(1, 2, 3, 4, 5)
+        located = await ask(reader, Locate("request", 0, chain.keys, chain.anchors))
+        assert located.statuses == bytes([1, 2, 1, 2, 0])
+        assert located.producers == producer.id
+        assert (located.reaches, located.in_flight) == ((4).to_bytes(4, "little"), bytes(4))
+
+    with_agents(tmp_path, "reader producer", scenario)
+
+
+def test_a_source_that_is_no_agent_id_is_refused_by_name(tmp_path: Path) -> None:
+    async def scenario(agent: WholeAgent) -> None:
+        chain = chain_of(1)
+        with pytest.raises(RemoteProtocolError, match="source: 3 bytes"):
+            await ask(agent, Fetch("request", 0, chain.keys, chain.anchors, b"who"))
+
+    with_agents(tmp_path, "agent", scenario)

@@ -101,8 +101,8 @@ class WholeAgent:
     async def locate(self, *numbers: int, request: str = "", deadline_s: float = 5.0) -> tuple[list[int], str]:
         """Statuses and reason, as the agent answers them to engines; none of the pages is in the own pool."""
         deadline = time.monotonic() + deadline_s
-        statuses, reason = await self.locator.locate(chain_of(*numbers), np.arange(len(numbers)), request, deadline)
-        return statuses.tolist(), reason
+        found = await self.locator.locate(chain_of(*numbers), np.arange(len(numbers)), request, deadline)
+        return found.statuses.tolist(), found.reason
 
     async def finds(self, *numbers: int) -> None:
         """Returns when this agent finds all these pages at peers: owners that are new answer so only once repaired."""

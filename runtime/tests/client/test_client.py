@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 from kvpeer.client import Client, ClientSettings, EngineLayout, NativeCopier
+from kvpeer.client.client import _extended
 from kvpeer.client.link import open_link
 from kvpeer.client.settings import Registration
-from kvpeer.model import CapacityError, ConfigError, Outcome
+from kvpeer.core.sources import Offer
+from kvpeer.model import AgentId, CapacityError, ConfigError, Outcome
 from kvpeer.wire.codec import encode
 from kvpeer.wire.framing import FrameKind, pack_frame
 from kvpeer.wire.messages import Fetch, Fetched, Release
@@ -390,3 +392,12 @@ def test_the_client_brings_no_event_loop_into_the_engine() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": str(RUNTIME)}
     )
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_what_is_offered_of_a_long_chain_goes_on_only_where_it_did_not_end_before() -> None:
+    a, b, c = (AgentId(bytes([n]) * 16) for n in range(3))
+    first = _extended([], [Offer(a, 100, 1), Offer(b, 60, 2)], 0)
+    assert first == [Offer(a, 100, 1), Offer(b, 60, 2)]
+    then = _extended(first, [Offer(a, 20, 1), Offer(b, 50, 2), Offer(c, 50, 3)], 100)
+    assert then == [Offer(a, 120, 1), Offer(b, 60, 2)]
+    assert _extended(first, [], 100) == first

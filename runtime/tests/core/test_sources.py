@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kvpeer.core.sources import PREFIX_BAND_PAGES, SOURCES_MAX, Holding, choose_sources
+from kvpeer.core.policy import PREFIX_BAND_PAGES
+from kvpeer.core.sources import OFFERS_MAX, SOURCES_MAX, Holding, Offer, choose_sources, offers
 from kvpeer.model import HOLDER_DTYPE, AgentId, LocalProtocolError, Tier
 
 
@@ -143,3 +144,35 @@ def test_arrays_that_do_not_fit_are_refused(part: str):
     arrays = {name: getattr(good, name) for name in ("counts", "holders", "agents", "usable", "failed", "in_flight")}
     with pytest.raises(LocalProtocolError):
         Holding(**{**arrays, part: arrays[part][:-1]})
+
+
+def test_a_preferred_producer_is_asked_first_as_long_as_it_has_the_first_page():
+    pages = [{0, 1}, {0, 1}, {0}]
+    for preferred in (0, 1):
+        first, *_ = choose_sources(holding_of(pages, 2), "r", agent(preferred))
+        assert first.producer == agent(preferred)
+        assert first.indices.tolist() == [[0, 1, 2], [0, 1]][preferred]
+    only_later = [{0}, {0, 1}]
+    assert choose_sources(holding_of(only_later, 2), "r", agent(1))[0].producer == agent(0)
+    assert choose_sources(holding_of(pages, 2, unusable=(1,)), "r", agent(1))[0].producer == agent(0)
+    assert choose_sources(holding_of(pages, 2), "r", agent(9)) != []
+
+
+def test_an_offer_says_how_far_one_producer_alone_reaches_and_how_busy_it_is():
+    pages = [{0, 1, 3}, {0, 1}, {0, 2}, {1}, {0}]
+    assert offers(holding_of(pages, 4, in_flight={1: 3})) == [
+        Offer(agent(0), 3, 0),
+        Offer(agent(1), 2, 3),
+        Offer(agent(3), 1, 0),
+    ]
+    assert offers(holding_of(pages, 4, unusable=(0,), failed=((1, 1),))) == [
+        Offer(agent(1), 1, 0),
+        Offer(agent(3), 1, 0),
+    ]
+    assert offers(holding_of([], 0)) == []
+
+
+def test_only_so_many_producers_are_offered_and_the_longest_prefixes_are():
+    n_agents = OFFERS_MAX + 4
+    pages = [{holder for holder in range(n_agents) if holder >= page} for page in range(n_agents)]
+    assert [offer.n_pages for offer in offers(holding_of(pages, n_agents))] == list(range(n_agents, 4, -1))

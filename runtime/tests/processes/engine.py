@@ -102,12 +102,12 @@ class Engine:
         result = self.client.publish(chain_of(self.namespace, *numbers), blocks, deadline_s, lambda: is_current)
         return result.n_written, result.n_present, result.n_refused
 
-    def fetch(self, *numbers: int, deadline_s: float = 5.0, request: str = "request") -> list[str]:
+    def fetch(self, *numbers: int, deadline_s: float = 5.0, request: str = "request", source: bytes = b"") -> list[str]:
         """The outcome of each page. A hit with other bytes than were published is called WRONG."""
         blocks = np.arange(len(numbers), dtype=np.int64)[::-1].copy()
         self.memory[:] = 0
         started = time.monotonic()
-        outcomes = self.client.fetch(chain_of(self.namespace, *numbers), blocks, request, deadline_s)
+        outcomes = self.client.fetch(chain_of(self.namespace, *numbers), blocks, request, deadline_s, source=source)
         self.last_fetch_s = time.monotonic() - started
         names = []
         for number, block, outcome in zip(numbers, blocks, outcomes, strict=True):

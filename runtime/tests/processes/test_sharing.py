@@ -8,7 +8,7 @@ import pytest
 from kvpeer.model import ConfigError
 
 from processes.agents import AgentProcess, Cluster, finds, publish_all
-from processes.engine import PAGE_BYTES, Engine
+from processes.engine import PAGE_BYTES, Engine, chain_of
 from processes.handles import eventually
 
 pytestmark = pytest.mark.process
@@ -128,3 +128,22 @@ def test_a_newcomer_finds_old_pages_and_a_reader_serves_them_when_their_producer
     assert newcomer.fetch(*PAGES) == HITS
     eventually(lambda: served_bytes(b) >= len(PAGES) * PAGE_BYTES)
     assert b.metric("kvpeer_links_refusals_total", reason="limit") == 0, "members do not crowd each other out"
+
+
+def test_a_reader_is_told_who_has_what_and_pulls_from_whom_it_names(shared_cluster: Cluster) -> None:
+    a, b, reader_agent = shared_cluster.start("offering a", "offering b", "asking")
+    first, second, reader = (shared_cluster.engine(agent, namespace="named") for agent in (a, b, reader_agent))
+    publish_all(first, PAGES)
+    publish_all(second, PAGES[:10])
+
+    def offered() -> dict[bytes, int]:
+        located = reader.client.locate(chain_of(reader.namespace, *PAGES), "named", 1.0)
+        return {offer.producer: offer.n_pages for offer in located.offers}
+
+    eventually(lambda: sorted(offered().values()) == [10, 20])
+    shorter = min(offered(), key=lambda producer: offered()[producer])
+    before = served_bytes(a), served_bytes(b)
+    assert reader.fetch(*PAGES[:10], source=shorter) == HITS[:10]
+    eventually(lambda: served_bytes(b) - before[1] >= 10 * PAGE_BYTES)
+    assert served_bytes(a) == before[0]
+    eventually(lambda: sorted(offered().values()) == [20])

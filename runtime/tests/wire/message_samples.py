@@ -109,8 +109,11 @@ CLIENT_SAMPLES: dict[str, tuple[Message, str]] = {
         "9729" + ID_HEX + "ce04000000" + "ce40000000" + "ce00010000" + "02" + "cd0400",
     ),
     "Locate": (Locate("r", 0, KEY, KEY), "952a" + "a172" + "00" + KEY_HEX * 2),
-    "Located": (Located(b"\2", ""), "932b" + "c40102" + "a0"),
-    "Fetch": (Fetch("r", 32, KEY, KEY), "952c" + "a172" + "20" + KEY_HEX * 2),
+    "Located": (
+        Located(b"\2", "", ID, b"\1\0\0\0", b"\2\0\0\0"),
+        "962b" + "c40102" + "a0" + ID_HEX + "c40401000000" + "c40402000000",
+    ),
+    "Fetch": (Fetch("r", 32, KEY, KEY, ID), "962c" + "a172" + "20" + KEY_HEX * 2 + ID_HEX),
     "Fetched": (
         Fetched(b"\0", b"\2\0\0\0", b"\3\0\0\0", b"o" * 8, 9, 1000),
         "972d" + "c40100" + "c40402000000" + "c40403000000" + "c408" + "6f" * 8 + "09" + "cd03e8",

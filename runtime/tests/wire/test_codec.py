@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kvpeer.model import RemoteProtocolError
 from kvpeer.wire.codec import decode_client, decode_peer, encode
-from kvpeer.wire.messages import UPDATES_MAX, Gossip, Locate, Lookup, Message, Ok, Ping, PingAck, Refusal
+from kvpeer.wire.messages import UPDATES_MAX, Gossip, Locate, Located, Lookup, Message, Ok, Ping, PingAck, Refusal
 from message_samples import CLIENT_SAMPLES, ID, INFO, NESTED, PEER_SAMPLES, UPDATE
 
 
@@ -36,6 +36,10 @@ def test_client_message_has_its_version_1_bytes(name: str) -> None:
     decoded = decode_client(bytes.fromhex(golden))
     assert decoded == message
     assert type(decoded) is type(message)
+
+
+def test_fields_that_were_appended_may_be_left_out() -> None:
+    assert decode_client(bytes.fromhex("932b" + "c40102" + "a0")) == Located(b"\2", "")
 
 
 def test_the_two_channels_share_only_ok_and_refusal() -> None:

@@ -63,13 +63,14 @@ PROMOTE_SHARE = 0.7
 @dataclass(frozen=True, slots=True, eq=False)
 class PullQuestion:
     """Pages to be pulled by `deadline`: `indices` i64 [n], places in `chain`, ascending; pages of this shape. `request`
-    is the id that the pages were located under."""
+    is the id that the pages were located under. `source`: the producer to ask first, if it has the first page."""
 
     chain: ChainSlice
     indices: npt.NDArray[np.int64]
     shape: PageShape
     request: str
     deadline: float
+    source: AgentId | None = None
 
     @property
     def keys(self) -> bytes:
@@ -78,7 +79,7 @@ class PullQuestion:
 
     def at(self, places: npt.NDArray[np.intp]) -> PullQuestion:
         """These pages of it alone."""
-        return PullQuestion(self.chain, self.indices[places], self.shape, self.request, self.deadline)
+        return PullQuestion(self.chain, self.indices[places], self.shape, self.request, self.deadline, self.source)
 
 
 class PullPlan:
@@ -260,7 +261,7 @@ class PullPlan:
         assert self._located is not None  # noqa: S101 - no round before
         keys = take_keys(self._keys, places)
         holding = self._producers.holding(self._located, self._positions[places], keys, now, self._failed)
-        sources = choose_sources(holding, question.request)
+        sources = choose_sources(holding, question.request, question.source)
         if is_first:
             self._not_asked(UnaskedReason.NO_SOURCE, len(places) - sum(len(source.indices) for source in sources))
         is_last = self._n_rounds + 1 == ROUNDS_MAX or not holding.has_alternatives
