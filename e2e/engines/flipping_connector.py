@@ -24,8 +24,8 @@ def _remembering_layout(self: Client, layout: Any, copier: Any = None) -> None:
     _register_layout(self, layout, copier)
 
 
-def _fetch_and_flip(self: Client, chain: Any, blocks: np.ndarray, *arguments: Any) -> np.ndarray:
-    outcomes = _fetch(self, chain, blocks, *arguments)
+def _fetch_and_flip(self: Client, chain: Any, blocks: np.ndarray, *arguments: Any, **named: Any) -> np.ndarray:
+    outcomes = _fetch(self, chain, blocks, *arguments, **named)
     layout = self._flipped_layout  # type: ignore[attr-defined]
     for block in blocks[outcomes == Outcome.HIT].tolist():
         for base, stride, length in zip(

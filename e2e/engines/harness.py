@@ -65,6 +65,8 @@ _ENVIRONMENT = {
     "KVPEER_CONNECTOR_LOAD_TIMEOUT_S": "20",
     "KVPEER_CONNECTOR_LOOKUP_TIMEOUT_S": "10",
     "KVPEER_CONNECTOR_PUBLISH_TIMEOUT_S": "20",
+    # Nor do pulls pay on them: the tiny model computes a prompt faster. Here they are to be made.
+    "KVPEER_CONNECTOR_MEASURED_COSTS": "off",
 }
 
 _DROPPED_VARIABLES = ("OPENBLAS_CORETYPE", "PYTHONHASHSEED", PYTHON_VARIABLE)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 
 from kvpeer.metrics.definitions import LATENCY_BUCKETS_S, METRICS, PROMISES, Metric
+from kvpeer.metrics.policy import POLICY_METRICS
 
 __all__ = ["reference"]
 
@@ -25,14 +26,23 @@ Expressions that dashboards and alerts may build on:
 """
 
 
+_TABLE = "| metric | type | labels | meaning | question |\n|---|---|---|---|---|\n"
+
+_POLICY = """
+## Decisions to pull
+
+Made in the engine's scheduler process, and shown where its metrics are, with the engine's labels beside these (vLLM: on
+the /metrics of its API server). [policy.md](policy.md) says how to read them.
+
+"""
+
+
 def reference() -> str:
     """The page, in Markdown."""
     promises = "".join(f"| {question} | `{expression}` |\n" for question, expression in PROMISES.items())
     rows = "".join(f"{_row(metric)}\n" for metric in METRICS)
-    return (
-        f"{_HEAD}| question | PromQL |\n|---|---|\n{promises}\n"
-        f"| metric | type | labels | meaning | question |\n|---|---|---|---|---|\n{rows}"
-    )
+    decisions = "".join(f"{_row(metric)}\n" for metric in POLICY_METRICS.values())
+    return f"{_HEAD}| question | PromQL |\n|---|---|\n{promises}\n{_TABLE}{rows}{_POLICY}{_TABLE}{decisions}"
 
 
 def _row(metric: Metric) -> str:

@@ -9,6 +9,7 @@ import pytest
 from kvpeer.core.reasons import UnaskedReason
 from kvpeer.metrics import build
 from kvpeer.metrics.definitions import METRICS, PROMISES, Metric, MetricType
+from kvpeer.metrics.policy import POLICY_METRICS
 from kvpeer.metrics.reference import reference
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -16,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+@pytest.mark.parametrize("metric", [*METRICS, *POLICY_METRICS.values()], ids=lambda metric: metric.name)
 def test_a_name_says_subsystem_noun_and_unit(metric: Metric) -> None:
     assert re.fullmatch(r"kvpeer(_[a-z]+){2,}", metric.name)
     assert metric.name.endswith("_total") == (metric.type is MetricType.COUNTER)
@@ -28,7 +29,8 @@ def test_a_name_says_subsystem_noun_and_unit(metric: Metric) -> None:
 
 
 def test_names_are_unique() -> None:
-    assert len({metric.name for metric in METRICS}) == len(METRICS)
+    names = [metric.name for metric in (*METRICS, *POLICY_METRICS.values())]
+    assert len(set(names)) == len(names)
 
 
 def test_the_page_shows_exactly_what_is_defined() -> None:

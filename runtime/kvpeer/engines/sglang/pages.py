@@ -82,6 +82,7 @@ class PoolPages:
     def __init__(self, host_pool: Any, layout: PageLayout, client: PageClient, namespace: bytes, shard: int) -> None:
         self.host_pool = host_pool
         self.page_bytes = layout.page_bytes
+        self.page_tokens = layout.page_tokens
         self._layout = layout
         self._client = client
         self._namespace = namespace
@@ -90,11 +91,16 @@ class PoolPages:
 
     def exist(self, keys: Sequence[str], deadline: float) -> Mask:
         """Which of these pages can be had, bool [n]; the others are not there, or nobody could say in time."""
-        if not keys:
-            return np.zeros(0, np.bool_)
-        located = self._client.locate(self._chain(keys), "", _left(deadline))
-        found: Mask = located.statuses != 0
+        found: Mask = self.statuses(keys, deadline) != 0
         return found
+
+    def statuses(self, keys: Sequence[str], deadline: float) -> npt.NDArray[np.uint8]:
+        """Where these pages are, u8 [n]: 0 nowhere as far as anybody could say in time, 1 in the own pool, 2 at a
+        peer."""
+        if not keys:
+            return np.zeros(0, np.uint8)
+        statuses: npt.NDArray[np.uint8] = self._client.locate(self._chain(keys), "", _left(deadline)).statuses
+        return statuses
 
     def page_numbers(self, host_indices: Any, n_pages: int) -> PageNumbers | None:
         """The pages of the host pool that these indices are, `page_tokens` indices a page; None if they are not

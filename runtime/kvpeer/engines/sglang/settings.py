@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from kvpeer.engines.options import read_options
+from kvpeer.core.policy import Mode, PolicySettings
+from kvpeer.engines.options import AUTO, calibration, floor_tokens, read_options
+from kvpeer.model import ConfigError
 
 __all__ = ["ENVIRONMENT_PREFIX", "Settings", "load_settings"]
 
@@ -26,6 +28,23 @@ class Settings:
     that hangs. Hence the timeouts: what is not there by then is a miss.
     """
 
+    mode: str = "on"
+    """`on`: pages at peers can be read. `shadow`: count what reading them would have saved, and hide them. `off`: hide
+    them. The own pool can be read in any case."""
+    min_cached_token_delta: int | str = field(default=1, metadata={"words": (AUTO,)})
+    """Fewer tokens at peers than this are hidden; SGLang itself asks for no fewer than its prefetch threshold. `auto`:
+    as few as pay by the calibrated costs, 512 without."""
+    margin: float = PolicySettings().margin
+    """By this part computing must take longer than a pull that is made, by the calibrated costs."""
+    calibrated_pull_s: float = 0.0
+    """What a pull of next to nothing takes, as a calibration measured it. All four calibrated costs are given or
+    none."""
+    calibrated_pull_s_per_byte: float = 0.0
+    """What each byte of a pull takes, in bytes of one rank."""
+    calibrated_prefill_s_per_token: float = 0.0
+    """What computing a token takes, without attention."""
+    calibrated_prefill_s_per_pair: float = 0.0
+    """What attention from one token to another takes."""
     exists_timeout_s: float = 0.15
     """A question where pages are may take this long, however many pages and pools it is about."""
     get_timeout_base_s: float = 0.25
@@ -48,6 +67,15 @@ class Settings:
     agent_socket: str = ""
     """The agent's Unix socket. Empty: this engine starts an agent of its own, or finds the one it started before."""
 
+    def policy(self) -> PolicySettings:
+        """Returns when pages at peers are told of. Reads have their own timeouts."""
+        return PolicySettings(
+            mode=Mode(self.mode),
+            min_cached_token_delta=floor_tokens(self.min_cached_token_delta),
+            margin=self.margin,
+            calibration=calibration(self),
+        )
+
     def get_timeout_s(self, n_bytes: int) -> float:
         """Returns how long reading so many bytes may take."""
         return min(self.get_timeout_max_s, self.get_timeout_base_s + self.get_timeout_s_per_mib * n_bytes / _MIB)
@@ -60,4 +88,8 @@ def load_settings(extra_config: Mapping[str, Any], environment: Mapping[str, str
         ConfigError: a key is unknown (the message names the nearest one) or a value does not fit.
     """
     own = {key: value for key, value in extra_config.items() if key not in _KEYS_OF_SGLANG}
-    return read_options(Settings, own, "--hicache-storage-backend-extra-config", environment, ENVIRONMENT_PREFIX)
+    settings = read_options(Settings, own, "--hicache-storage-backend-extra-config", environment, ENVIRONMENT_PREFIX)
+    modes = tuple(mode.value for mode in Mode)
+    if settings.mode not in modes:
+        raise ConfigError(f"mode is {settings.mode!r}: use one of {', '.join(modes)}")
+    return settings

@@ -10,6 +10,8 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvpeer.metrics.policy import POLICY_METRICS
+
 __all__ = ["TRANSFERS_MAX", "Meter", "Transfers"]
 
 TRANSFERS_MAX = 512
@@ -18,6 +20,10 @@ TRANSFERS_MAX = 512
 _GB = 1e9
 
 _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.25, 0.5, 1, 2, 5)
+
+
+_DECIDED = ("decisions", "shadow_effect")
+"""Of the policy's metrics: those of what can be decided here."""
 
 
 @dataclass
@@ -61,6 +67,12 @@ class Meter:
                 self._transfers.written_pages.append(n_written)
                 self._transfers.written_gb_per_s.append(n_bytes / _GB / max(seconds, 1e-9))
 
+    def decided(self, metric: str, label: str, amount: float) -> None:
+        """Counts under a name of `kvpeer.metrics.policy`."""
+        if self._metrics is not None:
+            (label_name,) = POLICY_METRICS[metric].labels
+            self._metrics[metric].labels(**{label_name: label}).inc(amount)
+
     def failed(self, place: str) -> None:
         """An unexpected error was logged and answered with a miss."""
         if self._metrics is not None:
@@ -86,7 +98,12 @@ def _prometheus() -> dict[str, Any]:
     """The process's metrics, made once: a backend may be attached again in the same process."""
     from prometheus_client import Counter, Histogram
 
-    return {
+    policy = {
+        name: Counter(metric.name, metric.help, list(metric.labels))
+        for name, metric in POLICY_METRICS.items()
+        if name in _DECIDED
+    }
+    return policy | {
         "pages": Counter(
             "kvpeer_sglang_pages_total",
             "Pages asked for (exists), read (get) and published (set), by host pool and outcome.",

@@ -30,6 +30,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 from sglang.srt.observability.metrics_collector import StorageMetrics
 
 from kvpeer.engines.sglang.connection import RankConnection
+from kvpeer.engines.sglang.gate import PullGate
 from kvpeer.engines.sglang.hits import leading, stops_with_all_pages, stops_with_trailing_pages
 from kvpeer.engines.sglang.layout import is_logical
 from kvpeer.engines.sglang.pages import Mask, PageNumbers, PoolPages
@@ -88,6 +89,7 @@ class KVPeerStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang is not inst
         self._settings = load_settings(storage_config.extra_config or {}, os.environ)
         self._connection = RankConnection(storage_config, self._settings)
         self._meter = Meter(is_published=storage_config.enable_storage_metrics)
+        self._gate = PullGate(self._settings.policy(), self._meter.decided)
         self._lock = threading.Lock()
         self._pools: dict[str, PoolPages] = {}
         self._has_logical_anchor = False
@@ -145,7 +147,7 @@ class KVPeerStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang is not inst
     @_guarded(lambda keys: 0)
     def batch_exists(self, keys: list[str], extra_info: HiCacheStorageExtraInfo | None = None) -> int:
         """Returns how many of these pages can be had before the first that cannot."""
-        return leading(self._exist(PoolName.KV, keys, time.monotonic() + self._settings.exists_timeout_s))
+        return self._kv_pages(keys, time.monotonic() + self._settings.exists_timeout_s)
 
     @_guarded(lambda keys: PoolTransferResult.empty())
     def batch_exists_v2(
@@ -159,7 +161,7 @@ class KVPeerStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang is not inst
         The keys of a transfer are placeholders here: only their number counts, as the length of its window.
         """
         deadline = time.monotonic() + self._settings.exists_timeout_s
-        n_kv = leading(self._exist(PoolName.KV, keys, deadline))
+        n_kv = self._kv_pages(keys, deadline)
         hits: dict[str, int] = {PoolName.KV: n_kv} if n_kv else {}
         stops = np.ones(n_kv + 1, np.bool_)
         for transfer in pool_transfers or []:
@@ -183,6 +185,16 @@ class KVPeerStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang is not inst
     def exists(self, key: str) -> bool:
         """Whether this page can be had."""
         return self.batch_exists([key]) == 1
+
+    def _kv_pages(self, keys: Sequence[str], deadline: float) -> int:
+        """How many of the first KV pages are to be read."""
+        pages = self._pool()
+        if self._has_logical_anchor or pages is None:
+            return leading(self._exist(PoolName.KV, keys, deadline))
+        began_at = time.monotonic()
+        statuses = pages.statuses(keys, deadline)
+        self._meter.located(PoolName.KV, len(keys), int((statuses != 0).sum()), time.monotonic() - began_at)
+        return self._gate.usable_pages(statuses, pages.page_tokens, pages.page_bytes) if len(keys) else 0
 
     def _exist(self, name: PoolName | str, keys: Sequence[str], deadline: float) -> Mask:
         if name == PoolName.KV and self._has_logical_anchor:

@@ -19,13 +19,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorRole,
+    KVConnectorWorkerMetadata,
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvpeer.engines.vllm.connection import connect_rank, connect_scheduler, engine_name
 from kvpeer.engines.vllm.facts import RankLayout, rank_layout
 from kvpeer.engines.vllm.guard import guarded
-from kvpeer.engines.vllm.metadata import RankFacts, StepOrders, agreed_facts
+from kvpeer.engines.vllm.metadata import RankFacts, StepOrders, StepReport, agreed_facts
 from kvpeer.engines.vllm.namespace import refuse_unsupported
 from kvpeer.engines.vllm.scheduler_side import SchedulerSide, StepSchedule
 from kvpeer.engines.vllm.settings import load_settings
@@ -49,6 +50,7 @@ __all__ = ["KVPeerConnector"]
 # vLLM's abstract messages have no methods, so ours need not inherit from them and stay importable without vLLM.
 KVConnectorMetadata.register(StepOrders)
 KVConnectorHandshakeMetadata.register(RankFacts)
+KVConnectorWorkerMetadata.register(StepReport)
 
 
 class KVPeerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is not installed where mypy runs
@@ -70,6 +72,7 @@ class KVPeerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is not 
             self._tally,
             clock=time.monotonic,
             nonce=lambda: secrets.token_hex(16),
+            step_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
         )
 
     @property
@@ -108,7 +111,7 @@ class KVPeerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is not 
         """
         facts = agreed_facts([metadata[key] for key in sorted(metadata)])
         client = connect_scheduler(facts, self._settings, engine_name(self._vllm_config, self._settings))
-        self._scheduler.attach(facts.namespace_fields, client)
+        self._scheduler.attach(facts.namespace_fields, client, facts.part_bytes * facts.n_parts)
 
     def shutdown(self) -> None:
         """Ends threads and connections; bounded."""
@@ -155,7 +158,10 @@ class KVPeerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is not 
 
     @guarded(lambda: None)
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        """See `SchedulerSide.loads_ended`."""
+        """See `SchedulerSide.step_ended` and `loads_ended`."""
+        report = connector_output.kv_connector_worker_meta
+        if isinstance(report, StepReport):
+            self._scheduler.step_ended(report)
         self._scheduler.loads_ended(connector_output.finished_recving or ())
 
     @guarded(lambda: (False, None))
@@ -205,6 +211,11 @@ class KVPeerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is not 
         collected = self._worker.collect(self._get_connector_metadata(), finished_req_ids)
         self._failed_blocks |= collected.failed_blocks
         return collected.sent, collected.received
+
+    @guarded(lambda: None)
+    def build_connector_worker_meta(self) -> StepReport | None:
+        """See `WorkerSide.report`. vLLM calls it after `get_finished` in the same step."""
+        return self._worker.report(self._get_connector_metadata()) if self._worker is not None else None
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """The failed blocks of the loads that the last `get_finished` returned: vLLM calls both in the same step."""

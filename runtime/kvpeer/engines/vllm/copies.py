@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from kvpeer.core.chain import ChainSlice
 from kvpeer.engines.vllm.lanes import START_SHARE, Lane
-from kvpeer.engines.vllm.metadata import PageOrder
+from kvpeer.engines.vllm.metadata import LoadReport, PageOrder
 from kvpeer.engines.vllm.tally import Tally
 from kvpeer.model import Outcome
 
@@ -48,7 +48,13 @@ class PageClient(Protocol):
     @property
     def healthy(self) -> bool: ...
     def fetch(
-        self, chain: ChainSlice, blocks: npt.NDArray[np.int64], request: str, deadline_s: float
+        self,
+        chain: ChainSlice,
+        blocks: npt.NDArray[np.int64],
+        request: str,
+        deadline_s: float,
+        *,
+        source: bytes = b"",
     ) -> npt.NDArray[np.uint8]: ...
 
     def publish(
@@ -61,6 +67,7 @@ class _Load:
     order: PageOrder
     fence: object
     start_by: float
+    ordered_at: float
     is_aborted: bool = False
 
 
@@ -116,13 +123,15 @@ class Loads:
         self._tally = tally
         self._running: dict[str, _Load] = {}
         self._done: list[str] = []
+        self._reports: list[LoadReport] = []
         self._failed_blocks: set[int] = set()
         self._lock = threading.Lock()
         self._lanes = {lane: _Workers(lane.name.lower(), lane.n_threads, self._run, self._lock) for lane in Lane}
 
     def start(self, order: PageOrder, fence: object) -> None:
         """Takes a load in. `fence` marks the engine's work that must be over before its blocks are written."""
-        load = _Load(order, fence, self._clock() + START_SHARE * order.timeout_s)
+        now = self._clock()
+        load = _Load(order, fence, start_by=now + START_SHARE * order.timeout_s, ordered_at=now)
         workers = self._lanes[order.lane]
         with self._lock:
             self._running[order.request] = load
@@ -134,7 +143,7 @@ class Loads:
 
     def fail(self, order: PageOrder) -> None:
         """Takes in a load that cannot be started: it is collected as failed."""
-        load = _Load(order, None, start_by=0.0)
+        load = _Load(order, None, start_by=0.0, ordered_at=self._clock())
         with self._lock:
             self._running[order.request] = load
         self._finish(load, 0, Outcome.REFUSED)
@@ -155,6 +164,13 @@ class Loads:
             done, self._done = self._done, []
             failed, self._failed_blocks = self._failed_blocks, set()
         return set(done), failed
+
+    def reports(self) -> list[LoadReport]:
+        """Returns what became of the loads that ended since the last call, each once, never later than `collect`
+        returns its request. Never blocks."""
+        with self._lock:
+            reports, self._reports = self._reports, []
+        return reports
 
     def close(self) -> None:
         """Ends the threads; what is still under way is not collected any more."""
@@ -199,7 +215,9 @@ class Loads:
             if load.is_aborted or remaining_s <= 0:
                 return start, Outcome.REFUSED if load.is_aborted else Outcome.TIMEOUT
             stop = min(start + LOAD_BATCH_PAGES, len(order))
-            outcomes = self._client.fetch(order.chain.part(start, stop), blocks[start:stop], order.request, remaining_s)
+            outcomes = self._client.fetch(
+                order.chain.part(start, stop), blocks[start:stop], order.request, remaining_s, source=order.source
+            )
             missed = np.flatnonzero(outcomes != Outcome.HIT)
             if len(missed):
                 return start + int(missed[0]), Outcome(int(outcomes[missed[0]]))
@@ -213,9 +231,11 @@ class Loads:
         if n_loaded < len(blocks):
             # vLLM recomputes from the first missing page on, so what lies behind it is of no use even if it arrived.
             self._tally.count("loaded_pages", outcome.name.lower(), len(blocks) - n_loaded)
+        report = LoadReport(load.order.request, n_loaded, self._clock() - load.ordered_at, load.is_aborted)
         with self._lock:
             del self._running[load.order.request]
             self._done.append(load.order.request)
+            self._reports.append(report)
             self._failed_blocks.update(blocks[n_loaded:].tolist())
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvpeer.core.chain import ChainSlice
+from kvpeer.core.sources import Offer
 from kvpeer.engines.vllm.tally import Tally
 
 __all__ = ["Answer", "Located", "Lookups"]
@@ -38,20 +39,25 @@ _logger = logging.getLogger("vllm.kvpeer")
 
 
 class Located(Protocol):
-    """What the client answers: the status of each page, u8 [n], and why the rest is nowhere (from a closed list)."""
+    """What the client answers: the status of each page, u8 [n], why the rest is nowhere (from a closed list), and which
+    producers have how many of the first pages."""
 
     @property
     def statuses(self) -> npt.NDArray[np.uint8]: ...
     @property
     def reason(self) -> str: ...
+    @property
+    def offers(self) -> tuple[Offer, ...]: ...
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Where pages [first, first + n) of a request's chain are. statuses: u8 [n], 0 nowhere, 1 own pool, 2 a peer."""
+    """Where pages [first, first + n) of a request's chain are. statuses: u8 [n], 0 nowhere, 1 own pool, 2 a peer.
+    offers: which producers have how many of them, from `first` on."""
 
     first: int
     statuses: npt.NDArray[np.uint8]
+    offers: tuple[Offer, ...] = ()
 
 
 @dataclass
@@ -197,6 +203,6 @@ class Lookups:
         with self._lock:
             if self._lookups.get(request) is not lookup or lookup.answer is not None:
                 return
-            lookup.answer = Answer(lookup.first, located.statuses)
+            lookup.answer = Answer(lookup.first, located.statuses, located.offers)
         is_hit = len(located.statuses) > 0 and located.statuses[0] != 0
         self._tally.count("lookups", "hit" if is_hit else located.reason or "miss")

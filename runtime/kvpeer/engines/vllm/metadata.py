@@ -17,7 +17,7 @@ from kvpeer.core.chain import ChainSlice
 from kvpeer.engines.vllm.lanes import Lane
 from kvpeer.model import ConfigError
 
-__all__ = ["PageOrder", "RankFacts", "StepOrders", "agreed_facts"]
+__all__ = ["LoadReport", "PageOrder", "RankFacts", "StepOrders", "StepReport", "agreed_facts"]
 
 _BLOCK_ID_BYTES = 8
 
@@ -26,20 +26,27 @@ _BLOCK_ID_BYTES = 8
 class PageOrder:
     """Copy these pages of a request: `chain` names them, `blocks` (packed i64, one a page) says where they lie in the
     engine. What is not copied within `timeout_s` is given up; that time begins with the copying for a load, with the
-    order for a publish. `lane` is of loads."""
+    order for a publish. `lane` and `source` are of loads: the producer to ask first for what has to be pulled, or
+    nothing."""
 
     request: str
     chain: ChainSlice
     blocks: bytes
     timeout_s: float
     lane: Lane = Lane.RELOAD
+    source: bytes = b""
 
     @staticmethod
     def build(
-        request: str, chain: ChainSlice, blocks: Iterable[int], timeout_s: float, lane: Lane = Lane.RELOAD
+        request: str,
+        chain: ChainSlice,
+        blocks: Iterable[int],
+        timeout_s: float,
+        lane: Lane = Lane.RELOAD,
+        source: bytes = b"",
     ) -> PageOrder:
         """Returns the order; `blocks` gives one block id for each page of `chain`. See `is_consistent`."""
-        return PageOrder(request, chain, np.fromiter(blocks, dtype=np.int64).tobytes(), timeout_s, lane)
+        return PageOrder(request, chain, np.fromiter(blocks, dtype=np.int64).tobytes(), timeout_s, lane, source)
 
     def is_consistent(self) -> bool:
         """Whether there is a block for each page. A load without must not be tried, only be reported as failed."""
@@ -55,8 +62,9 @@ class PageOrder:
 
 @dataclass
 class StepOrders:
-    """Orders of the scheduler side to every rank for one engine step."""
+    """Orders of the scheduler side to every rank for one engine step, which has this number."""
 
+    step: int = 0
     loads: list[PageOrder] = field(default_factory=list)
     """Accepted loads: each rank reports each of them finished exactly once, whatever becomes of it."""
     publishes: list[PageOrder] = field(default_factory=list)
@@ -65,6 +73,30 @@ class StepOrders:
     """Requests whose blocks are about to be reused: copies from them must not be committed any more."""
     held: list[str] = field(default_factory=list)
     """Finished requests whose blocks wait for their copies: each rank reports each of them once it has none running."""
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What became of one rank's load: how many of its first pages were loaded, and the time from its order to its
+    end."""
+
+    request: str
+    n_pages: int
+    seconds: float
+    is_aborted: bool
+
+
+@dataclass
+class StepReport:
+    """What a rank tells the scheduler side with the output of a step; vLLM adds up those of all ranks."""
+
+    step: int
+    loads: list[LoadReport] = field(default_factory=list)
+
+    def aggregate(self, other: StepReport) -> StepReport:
+        """Adds another rank's; returns this."""
+        self.loads.extend(other.loads)
+        return self
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ Requests are vLLM's `Request`, read by duck typing. Not thread-safe: everything 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -24,10 +25,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from kvpeer.core.chain import Chain, ChainSlice, namespace_digest
-from kvpeer.core.policy import Action, Load, RequestFacts, decide, located_tokens, pull_wait_s
+from kvpeer.core.policy import Action, Candidate, Decision, Load, RequestFacts, located_tokens, pull_wait_s
+from kvpeer.core.policy.costs import STEP_TOKENS
+from kvpeer.engines.policy import EnginePolicy
 from kvpeer.engines.vllm.lanes import Lane, UnderWay
 from kvpeer.engines.vllm.lookups import Answer, Located, Lookups
-from kvpeer.engines.vllm.metadata import PageOrder, StepOrders
+from kvpeer.engines.vllm.metadata import PageOrder, StepOrders, StepReport
 from kvpeer.engines.vllm.settings import Settings
 from kvpeer.engines.vllm.tally import Tally
 
@@ -43,6 +46,9 @@ keeps the interpreter from the thread that has the answer."""
 
 OWN_POOL = 1
 """Status of a located page in the own pool; 0 is nowhere, 2 at a peer."""
+
+
+_logger = logging.getLogger("vllm.kvpeer")
 
 
 def unshared_reason(request: Any) -> str:
@@ -81,6 +87,7 @@ class _Offer:
     n_own_pool: int
     timeout_s: float
     lane: Lane
+    decision: Decision | None = None
 
 
 @dataclass
@@ -91,6 +98,8 @@ class _Tracked:
     request: Any
     chain: Chain
     offer: _Offer | None = None
+    decided_attempt: int = -1
+    """The attempt at which the decision was counted: vLLM asks again as long as the request cannot be scheduled."""
     offered_attempt: int = -1
     """The attempt at which vLLM accepted a load."""
     allocated_attempt: int = -1
@@ -118,7 +127,10 @@ class SchedulerSide:
     clock: Callable[[], float]
     nonce: Callable[[], str]
     """Makes a value that no other call of any engine makes."""
+    step_tokens: int = STEP_TOKENS
+    """As many as the engine computes in a step at most."""
 
+    _page_bytes: int = 0
     _namespace_fields: dict[str, str] = field(default_factory=dict)
     _namespace: bytes = b""
     _locator: Locator | None = None
@@ -126,17 +138,20 @@ class SchedulerSide:
     _tracked: dict[str, _Tracked] = field(default_factory=dict)
     _untracked: set[str] = field(default_factory=set)
     _orders: StepOrders = field(default_factory=StepOrders)
+    _n_steps: int = 0
     _is_reset: bool = False
 
     def __post_init__(self) -> None:
-        self._policy = self.settings.policy()
+        self._policy = EnginePolicy(self.settings.policy(), self.tally, self.clock, _logger, self.step_tokens)
         # No load takes that long, see `Settings.load_timeout_s`; twice, because a copy that runs is finished.
         self._loads = UnderWay(lost_after_s=2 * self.settings.load_timeout_s)
 
     # ---- start and end
 
-    def attach(self, namespace_fields: Mapping[str, str], locator: Locator) -> None:
-        """From now on new requests are shared, under this namespace; `close` will close the locator."""
+    def attach(self, namespace_fields: Mapping[str, str], locator: Locator, page_bytes: int) -> None:
+        """From now on new requests are shared, under this namespace; `close` will close the locator. page_bytes: of all
+        ranks together."""
+        self._page_bytes = page_bytes
         self._namespace_fields = dict(namespace_fields)
         self._namespace = namespace_digest(self._namespace_fields)
         self._locator = locator
@@ -234,11 +249,25 @@ class SchedulerSide:
             if n_tokens:
                 self.tally.count("accepted_tokens", source, n_tokens)
         self._loads.begin(request.request_id, offer.lane, self.clock())
-        self._orders.loads.append(PageOrder.build(request.request_id, offer.chain, blocks, offer.timeout_s, offer.lane))
+        if offer.decision is not None:
+            self._policy.begun(self._facts(request), offer.decision)
+        producer = offer.decision.producer if offer.decision is not None else b""
+        self._orders.loads.append(
+            PageOrder.build(request.request_id, offer.chain, blocks, offer.timeout_s, offer.lane, producer)
+        )
 
     def loads_ended(self, requests: Iterable[str]) -> None:
         """All ranks have reported the loads of these requests."""
+        requests = list(requests)
         self._loads.end(requests)
+        self._policy.ended(requests)
+
+    def step_ended(self, report: StepReport) -> None:
+        """The output of a step is here. Comes before `loads_ended` with what it says of the same loads."""
+        self._policy.step_ended(report.step)
+        for load in report.loads:
+            n_tokens = load.n_pages * self.page_tokens
+            self._policy.reported(load.request, n_tokens, load.seconds, is_aborted=load.is_aborted)
 
     def hit_sources(self, request: Any, n_tokens: int) -> tuple[int, int]:
         """Returns how many of the `n_tokens` just accepted come from (the own pool, peers)."""
@@ -252,6 +281,7 @@ class SchedulerSide:
         sent."""
         if self._lookups is not None:
             self._lookups.forget(request_id)
+        self._policy.forget(request_id)
         self._untracked.discard(request_id)
         tracked = self._tracked.pop(request_id, None)
         if tracked is None or not (tracked.has_copies and tracked.holds_blocks):
@@ -266,10 +296,13 @@ class SchedulerSide:
         hang its request."""
         orders, self._orders = self._orders, StepOrders()
         orders.preempted.extend(preempted)
+        self._n_steps += 1
+        orders.step = self._n_steps
         return orders
 
     def order_publishes(self, orders: StepOrders, step: StepSchedule) -> None:
-        """Adds the publishes of this step to its orders."""
+        """Adds the publishes of this step to its orders, and takes note of when it was scheduled."""
+        self._policy.step_scheduled(orders.step, [(computed, n) for _, computed, n, _ in step.requests])
         if not self.settings.publish:
             return
         for request_id, n_computed, n_scheduled, n_draft in step.requests:
@@ -324,15 +357,20 @@ class SchedulerSide:
     def _decide(self, tracked: _Tracked, answer: Answer, first: int) -> _Offer:
         """Returns the pages to load from `first` on; counts the tokens that could be had and are not loaded."""
         request, page_tokens, now = tracked.request, self.page_tokens, self.clock()
+        is_counted = tracked.decided_attempt != request.num_preemptions
+        tracked.decided_attempt = request.num_preemptions
         statuses = answer.statuses[first - answer.first :]
         located = located_tokens(statuses, first * page_tokens, page_tokens)
-        facts = RequestFacts(request.request_id, request.num_tokens, page_tokens)
-        decision = decide(
-            facts,
+        decision = self._policy.decide(
+            self._facts(request),
             first * page_tokens,
             located,
-            self._policy,
-            load=Load(can_reload=self._loads.has_room(Lane.RELOAD, now), can_pull=self._loads.has_room(Lane.PULL, now)),
+            [
+                Candidate(offer.producer, (answer.first + offer.n_pages) * page_tokens, n_waiting=offer.n_in_flight)
+                for offer in answer.offers
+            ],
+            Load(can_reload=self._loads.has_room(Lane.RELOAD, now), can_pull=self._loads.has_room(Lane.PULL, now)),
+            is_counted=is_counted,
         )
         n_declined = located.reachable_tokens - first * page_tokens - decision.n_tokens
         if n_declined:
@@ -342,9 +380,13 @@ class SchedulerSide:
         return _Offer(
             self._slice(tracked, first, first + n_pages),
             n_own_pool=int(np.count_nonzero(statuses[:n_pages] == OWN_POOL)),
-            timeout_s=decision.wait_s if is_pull else pull_wait_s(decision.n_tokens, self._policy),
+            timeout_s=decision.wait_s if is_pull else pull_wait_s(decision.n_tokens, self._policy.settings),
             lane=Lane.PULL if is_pull else Lane.RELOAD,
+            decision=decision,
         )
+
+    def _facts(self, request: Any) -> RequestFacts:
+        return RequestFacts(request.request_id, request.num_tokens, self.page_tokens, self._page_bytes)
 
     def _slice(self, tracked: _Tracked, first: int, stop: int) -> ChainSlice:
         hashes = tracked.request.block_hashes

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from kvpeer.core.policy import Mode, PolicySettings
-from kvpeer.engines.options import read_options
+from kvpeer.core.policy import GuardSettings, Mode, PolicySettings
+from kvpeer.engines.options import AUTO, calibration, floor_tokens, read_options
 from kvpeer.engines.vllm.lanes import START_SHARE
 from kvpeer.model import ConfigError
 
@@ -24,10 +24,30 @@ class Settings:
     secondary_tiers."""
 
     mode: str = "on"
-    """`on`: pull pages from peers. `off`: publish, and reload the own pool only."""
-    min_cached_token_delta: int = 512
-    """Fewer tokens than this are computed here rather than pulled from peers. The own pool is read whatever the
-    number."""
+    """`on`: pull pages from peers. `shadow`: decide, count what pulls would have saved, and compute. `off`: publish,
+    and reload the own pool only."""
+    min_cached_token_delta: int | str = field(default=512, metadata={"words": (AUTO,)})
+    """Fewer tokens than this are computed here rather than pulled from peers. `auto`: as few as pay by the measured
+    costs, 512 as long as they are not known. The own pool is read whatever the number."""
+    measured_costs: bool = True
+    """Whether what pulls and prefills were measured to take has a say beside `min_cached_token_delta`. Without, that
+    number alone decides, and the guard judges nothing."""
+    margin: float = PolicySettings().margin
+    """By this part computing must take longer than a pull that is made, once both are known."""
+    guard: bool = True
+    """Whether pulling is turned off, for a producer or altogether, while pulls take longer than computing would."""
+    pulls_per_source_max: int = PolicySettings().pulls_per_source_max
+    """Pulls that this engine has under way from one producer; beyond it another one is asked, or pages are
+    computed."""
+    calibrated_pull_s: float = 0.0
+    """What a pull of next to nothing takes, as a calibration measured it. All four calibrated costs are given or
+    none."""
+    calibrated_pull_s_per_byte: float = 0.0
+    """What each byte of a pull takes."""
+    calibrated_prefill_s_per_token: float = 0.0
+    """What computing a token takes, without attention."""
+    calibrated_prefill_s_per_pair: float = 0.0
+    """What attention from one token to another takes."""
     publish: bool = True
     """Whether this engine's pages go into the pool, for itself after eviction and for its peers."""
     lookup_timeout_s: float = 0.25
@@ -60,7 +80,12 @@ class Settings:
         """Returns when pages are pulled."""
         return PolicySettings(
             mode=Mode(self.mode),
-            min_cached_token_delta=self.min_cached_token_delta,
+            min_cached_token_delta=floor_tokens(self.min_cached_token_delta),
+            margin=self.margin,
+            uses_costs=self.measured_costs,
+            pulls_per_source_max=self.pulls_per_source_max,
+            calibration=calibration(self),
+            guard=GuardSettings(is_on=self.guard),
             pull_base_s=self.pull_base_s,
             pull_s_per_token=self.pull_s_per_token,
             max_pull_wait_s=self.load_timeout_s / (1 + START_SHARE),

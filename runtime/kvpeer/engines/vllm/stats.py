@@ -10,10 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter, Gauge, Histogram
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
 from kvpeer.engines.vllm.tally import merge_counts
+from kvpeer.metrics.definitions import MetricType
+from kvpeer.metrics.policy import POLICY_METRICS
 
 __all__ = ["METRICS", "SECONDS_BUCKETS", "ConnectorStats", "PromMetrics"]
 
@@ -26,6 +28,7 @@ class _Metric:
     documentation: str
     label: str = ""
     is_histogram: bool = False
+    is_gauge: bool = False
 
 
 METRICS = {
@@ -70,6 +73,12 @@ METRICS = {
     "errors": _Metric(
         "kvpeer_vllm_errors_total", "Unexpected errors, each with a traceback in the log, by place.", "place"
     ),
+    **{
+        name: _Metric(
+            metric.name, metric.help, label=next(iter(metric.labels), ""), is_gauge=metric.type is MetricType.GAUGE
+        )
+        for name, metric in POLICY_METRICS.items()
+    },
 }
 """By the name that the code counts under. The label values are closed lists in the code."""
 
@@ -96,7 +105,7 @@ class ConnectorStats(KVConnectorStats):  # type: ignore[misc]  # vLLM is not ins
 
     def is_empty(self) -> bool:
         """Whether nothing was counted."""
-        return not self.data.get("counts") and not self.data.get("samples")
+        return not any(self.data.get(kind) for kind in ("counts", "samples", "gauges"))
 
 
 class PromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
@@ -110,12 +119,7 @@ class PromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
         per_engine_labelvalues: dict[int, list[object]],
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
-        self._metrics = {
-            key: metric_types[Histogram](metric.name, metric.documentation, labelnames, buckets=SECONDS_BUCKETS)
-            if metric.is_histogram
-            else metric_types[Counter](metric.name, metric.documentation, [*labelnames, *filter(None, [metric.label])])
-            for key, metric in METRICS.items()
-        }
+        self._metrics = {key: _made(metric, metric_types, labelnames) for key, metric in METRICS.items()}
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         """Adds one interval's numbers of one engine."""
@@ -124,7 +128,19 @@ class PromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
             for label, amount in labels.items():
                 own = [label] if METRICS[key].label else []
                 self._metrics[key].labels(*values, *own).inc(amount)
+        for key, labels in transfer_stats_data.get("gauges", {}).items():
+            for label, value in labels.items():
+                self._metrics[key].labels(*values, label).set(value)
         for key, samples in transfer_stats_data.get("samples", {}).items():
             histogram = self._metrics[key].labels(*values)
             for sample in samples:
                 histogram.observe(sample)
+
+
+def _made(metric: _Metric, metric_types: Any, labelnames: list[str]) -> Any:
+    if metric.is_histogram:
+        return metric_types[Histogram](metric.name, metric.documentation, labelnames, buckets=SECONDS_BUCKETS)
+    labels = [*labelnames, *filter(None, [metric.label])]
+    if metric.is_gauge:
+        return metric_types[Gauge](metric.name, metric.documentation, labels)
+    return metric_types[Counter](metric.name, metric.documentation, labels)

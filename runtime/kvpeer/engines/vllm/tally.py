@@ -12,13 +12,14 @@ SAMPLES_MAX = 512
 
 
 class Tally:
-    """Counters by (metric, label value) and samples by metric, taken as plain dicts. Thread-safe; the lock protects
-    both dicts."""
+    """Counters and gauges by (metric, label value) and samples by metric, taken as plain dicts. Thread-safe; the lock
+    protects the dicts."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: dict[str, dict[str, float]] = {}
         self._samples: dict[str, list[float]] = {}
+        self._gauges: dict[str, dict[str, float]] = {}
 
     def count(self, metric: str, label: str = "", amount: float = 1) -> None:
         """Adds to a counter."""
@@ -33,14 +34,19 @@ class Tally:
             if len(samples) < SAMPLES_MAX:
                 samples.append(value)
 
-    def take(self) -> dict[str, Any] | None:
-        """Returns what was gathered since the last call as {"counts": ..., "samples": ...}, or None when there is
-        nothing."""
+    def set_gauge(self, metric: str, label: str, value: float) -> None:
+        """Sets a gauge; the last value before the next `take` is seen."""
         with self._lock:
-            if not self._counts and not self._samples:
+            self._gauges.setdefault(metric, {})[label] = value
+
+    def take(self) -> dict[str, Any] | None:
+        """Returns what was gathered since the last call as {"counts": ..., "samples": ..., "gauges": ...}, or None when
+        there is nothing."""
+        with self._lock:
+            if not self._counts and not self._samples and not self._gauges:
                 return None
-            taken: dict[str, Any] = {"counts": self._counts, "samples": self._samples}
-            self._counts, self._samples = {}, {}
+            taken: dict[str, Any] = {"counts": self._counts, "samples": self._samples, "gauges": self._gauges}
+            self._counts, self._samples, self._gauges = {}, {}, {}
             return taken
 
 
@@ -50,6 +56,8 @@ def merge_counts(into: dict[str, Any], other: dict[str, Any]) -> None:
         merged = into.setdefault("counts", {}).setdefault(metric, {})
         for label, amount in labels.items():
             merged[label] = merged.get(label, 0) + amount
+    for metric, values in other.get("gauges", {}).items():
+        into.setdefault("gauges", {}).setdefault(metric, {}).update(values)
     for metric, samples in other.get("samples", {}).items():
         kept = into.setdefault("samples", {}).setdefault(metric, [])
         kept.extend(samples[: max(0, SAMPLES_MAX - len(kept))])

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from kvpeer.engines.vllm.copies import Loads, PageClient, Publishes
-from kvpeer.engines.vllm.metadata import StepOrders
+from kvpeer.engines.vllm.metadata import StepOrders, StepReport
 from kvpeer.engines.vllm.settings import Settings
 from kvpeer.engines.vllm.tally import Tally
 
@@ -109,6 +109,11 @@ class WorkerSide:
                 self._publishes.revoke(request)
         received, failed_blocks = self._loads.collect()
         return Collected(self._publishes.collect(), received, failed_blocks)
+
+    def report(self, orders: StepOrders) -> StepReport:
+        """Returns what the scheduler side learns with this step's output; after `collect`, so that no load is over
+        there before it is reported here."""
+        return StepReport(orders.step, self._loads.reports())
 
     def close(self) -> None:
         """Ends all copies and the connection. Blocks for a bounded time."""

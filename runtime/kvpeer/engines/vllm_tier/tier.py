@@ -192,6 +192,7 @@ class KVPeerTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not ins
             if metric.is_histogram
             else OffloadingCounterMetadata(metric.documentation, tuple(filter(None, [metric.label])))
             for metric in METRICS.values()
+            if not metric.is_gauge  # vLLM's offloading has none, and nothing here sets one
         }
 
     @guarded(lambda: None)

@@ -12,7 +12,7 @@ import pytest
 from kvpeer.core.chain import Chain, ChainSlice
 from kvpeer.engines.vllm.copies import LOAD_BATCH_PAGES, PUBLISH_BATCH_PAGES
 from kvpeer.engines.vllm.lanes import START_SHARE, Lane
-from kvpeer.engines.vllm.metadata import PageOrder, StepOrders
+from kvpeer.engines.vllm.metadata import LoadReport, PageOrder, StepOrders
 from kvpeer.engines.vllm.settings import Settings
 from kvpeer.engines.vllm.tally import Tally
 from kvpeer.engines.vllm.worker_side import Collected, WorkerSide
@@ -39,6 +39,7 @@ class SteppedClient:
         self.is_copying = threading.Event()
         self.outcome: Callable[[int], Outcome] = lambda page: Outcome.HIT
         self.fetched: list[int] = []
+        self.sources: list[bytes] = []
         self.stuck: set[str] = set()
         self.deadlines_s: dict[str, float] = {}
         self.committed: list[int] = []
@@ -51,7 +52,10 @@ class SteppedClient:
         if self.error is not None:
             raise self.error
 
-    def fetch(self, chain: ChainSlice, blocks: np.ndarray, request: str, deadline_s: float) -> np.ndarray:
+    def fetch(
+        self, chain: ChainSlice, blocks: np.ndarray, request: str, deadline_s: float, *, source: bytes = b""
+    ) -> np.ndarray:
+        self.sources.append(source)
         assert len(blocks) == len(chain)
         assert deadline_s > 0
         self.deadlines_s[request] = deadline_s
@@ -407,3 +411,37 @@ def test_a_rank_that_holds_a_copy_of_another_ranks_part_does_not_write_it() -> N
     assert rank.client.committed == []
     rank.side.close()
     assert rank.client.is_closed
+
+
+# ---- what the scheduler side is told
+
+
+def test_each_load_is_reported_once_with_what_it_brought_and_took() -> None:
+    now = 100.0
+    rank = Rank(clock=lambda: now)
+    try:
+        rank.client.outcome = lambda page: Outcome.MISS if page == 5 else Outcome.HIT
+        rank.client.may_go_on.clear()
+        loads = [PageOrder.build("r", order("r", 8).chain, range(8), DEADLINE_S, Lane.PULL, b"p" * 16)]
+        rank.step(StepOrders(step=7, loads=loads))
+        assert rank.client.is_copying.wait(DEADLINE_S)
+        now += 2.5
+        rank.client.may_go_on.set()
+        rank.steps_until(received("r"))
+        report = rank.side.report(StepOrders(step=8))
+        assert (report.step, report.loads) == (8, [LoadReport("r", 5, 2.5, is_aborted=False)])
+        assert rank.client.sources == [b"p" * 16]
+        assert rank.side.report(StepOrders(step=9)).loads == []
+    finally:
+        rank.side.close()
+
+
+def test_an_aborted_load_is_reported_as_such(rank: Rank) -> None:
+    rank.client.may_go_on.clear()
+    rank.step(StepOrders(loads=[order("r", 3 * LOAD_BATCH_PAGES)]))
+    assert rank.client.is_copying.wait(DEADLINE_S)
+    rank.step(finished=("r",))
+    rank.client.may_go_on.set()
+    rank.steps_until(received("r"))
+    (load,) = rank.side.report(StepOrders()).loads
+    assert (load.request, load.is_aborted) == ("r", True)

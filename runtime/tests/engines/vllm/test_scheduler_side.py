@@ -9,15 +9,18 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from kvpeer.core.chain import Chain, ChainSlice, namespace_digest
+from kvpeer.core.sources import Offer
 from kvpeer.engines.vllm import scheduler_side
 from kvpeer.engines.vllm.lanes import START_SHARE, Lane
 from kvpeer.engines.vllm.lookups import LOOKUP_THREADS
-from kvpeer.engines.vllm.metadata import PageOrder, StepOrders
+from kvpeer.engines.vllm.metadata import LoadReport, PageOrder, StepOrders, StepReport
 from kvpeer.engines.vllm.scheduler_side import SchedulerSide, StepSchedule
 from kvpeer.engines.vllm.settings import Settings
 from kvpeer.engines.vllm.tally import Tally
+from kvpeer.model import AgentId
 from requests_of_vllm import PAGE_TOKENS, FakeRequest
 
+PAGE_BYTES = 4096
 FIELDS = {"engine": "vllm", "weights": "test"}
 
 
@@ -25,6 +28,7 @@ FIELDS = {"engine": "vllm", "weights": "test"}
 class Located:
     statuses: np.ndarray
     reason: str = ""
+    offers: tuple[Offer, ...] = ()
 
 
 class ScriptedLocator:
@@ -38,12 +42,13 @@ class ScriptedLocator:
         self.asked: list[ChainSlice] = []
         self.n_resets = 0
         self.reason = ""
+        self.offers: tuple[Offer, ...] = ()
         self.is_closed = False
 
     def locate(self, chain: ChainSlice, request: str, deadline_s: float) -> Located:
         self.asked.append(chain)
         assert self.may_answer.wait(10)
-        return Located(np.array(self.answer(chain), np.uint8), self.reason)
+        return Located(np.array(self.answer(chain), np.uint8), self.reason, self.offers)
 
     def reset(self, reason: str) -> None:
         self.n_resets += 1
@@ -75,7 +80,7 @@ class Engine:
             clock=self.clock,
             nonce=lambda: str(next(nonces)),
         )
-        self.side.attach(FIELDS, self.locator)
+        self.side.attach(FIELDS, self.locator, PAGE_BYTES)
 
     def match(self, request: FakeRequest, n_computed: int = 0) -> int:
         """Polls until the lookup is answered."""
@@ -575,3 +580,105 @@ def test_closing_closes_the_locator_and_ends_sharing(engine: Engine) -> None:
     request = FakeRequest.of_pages("r", 4)
     engine.side.request_arrived(request)
     assert engine.side.match(request, 0) == 0
+
+
+# ---- costs
+
+
+def computed(engine: Engine, n_tokens: int, seconds: float, n_steps: int = 10) -> None:
+    """Steps of one request that compute so many tokens each."""
+    request = FakeRequest.of_pages("computing", 1)
+    for _ in range(n_steps):
+        orders = engine.step((request, 0, n_tokens, 0))
+        engine.clock.now += seconds
+        engine.side.step_ended(StepReport(orders.step))
+
+
+def pulled(engine: Engine, name: str, n_pages: int, *seconds_of_ranks: float) -> int:
+    """A request whose pages are at a peer; returns how many tokens it pulled."""
+    engine.locator.answer = lambda chain: [2] * len(chain)
+    request = FakeRequest.of_pages(name, n_pages, prompt=name)
+    engine.side.request_arrived(request)
+    n_tokens = engine.match(request)
+    engine.allocate(request, n_tokens)
+    orders = engine.step()
+    if n_tokens:
+        report = StepReport(orders.step)
+        for seconds in seconds_of_ranks:
+            report.aggregate(StepReport(orders.step, [LoadReport(name, n_pages, seconds, is_aborted=False)]))
+        engine.side.step_ended(report)
+        engine.side.loads_ended([name])
+    engine.side.finished(name)
+    return n_tokens
+
+
+def test_what_steps_and_loads_take_decides_whether_pages_are_pulled(engine: Engine) -> None:
+    computed(engine, 1024, seconds=0.01)
+    tokens = [pulled(engine, f"slow{n}", 64, 0.4, 0.5) for n in range(30)]
+    assert tokens[0] == 64 * PAGE_TOKENS
+    assert tokens[8:] == [0] * 22
+    counts = engine.counts()
+    assert counts["pull_effect"]["lost"] > 3
+    assert set(counts["decisions"]) <= {"pull", "not_worth_it", "pair_guarded"}
+
+
+def test_pages_whose_pulls_pay_go_on_being_pulled(engine: Engine) -> None:
+    computed(engine, 1024, seconds=0.5)
+    assert [pulled(engine, f"quick{n}", 64, 0.01) for n in range(30)] == [64 * PAGE_TOKENS] * 30
+    assert engine.counts()["pull_effect"]["saved"] > 10
+
+
+def test_in_shadow_mode_nothing_is_pulled_and_the_saving_is_counted() -> None:
+    engine = Engine(mode="shadow")
+    try:
+        computed(engine, 1024, seconds=0.5)
+        assert [pulled(engine, f"r{n}", 64) for n in range(3)] == [0, 0, 0]
+        counts = engine.counts()
+        assert counts["decisions"] == {"shadow": 3}
+        assert counts["shadow_effect"]["saved"] > 1
+    finally:
+        engine.side.close()
+
+
+def test_without_measured_costs_the_floor_alone_decides() -> None:
+    engine = Engine(measured_costs=False)
+    try:
+        computed(engine, 1024, seconds=0.001)
+        assert [pulled(engine, f"r{n}", 64, 1.0) for n in range(30)] == [64 * PAGE_TOKENS] * 30
+    finally:
+        engine.side.close()
+
+
+def test_a_request_that_is_asked_about_again_is_counted_once(engine: Engine) -> None:
+    engine.locator.answer = lambda chain: [2] * len(chain)
+    request = FakeRequest.of_pages("r", 4)
+    engine.side.request_arrived(request)
+    for _ in range(5):
+        engine.match(request)
+    assert engine.counts()["decisions"] == {"pull": 1}
+
+
+A, B = AgentId(b"a" * 16), AgentId(b"b" * 16)
+
+
+def test_the_load_names_the_producer_that_was_chosen(engine: Engine) -> None:
+    engine.locator.offers = (Offer(A, 64, 0),)
+    engine.locator.answer = lambda chain: [2] * len(chain)
+    request = FakeRequest.of_pages("r", 64)
+    engine.side.request_arrived(request)
+    engine.allocate(request, engine.match(request))
+    (order,) = engine.step().loads
+    assert (order.source, order.lane) == (A, Lane.PULL)
+
+
+def test_from_a_slow_producer_nothing_is_pulled_while_another_one_has_the_pages_too(engine: Engine) -> None:
+    computed(engine, 1024, seconds=0.1)
+    for n in range(12):
+        for producer, seconds in ((A, 0.5), (B, 0.01)):
+            engine.locator.offers = (Offer(producer, 64, 0),)
+            pulled(engine, f"{producer[:1]!r}{n}", 64, seconds)
+    engine.counts()
+    engine.locator.offers = (Offer(A, 64, 0),)
+    assert pulled(engine, "slow alone", 64) == 0
+    engine.locator.offers = (Offer(B, 64, 0),)
+    assert pulled(engine, "quick alone", 64, 0.01) == 64 * PAGE_TOKENS

@@ -32,6 +32,8 @@ def test_other_variables_of_kvpeer_are_not_ours() -> None:
         ({"min_cached_token_delta": 0}, {}, "greater than 0"),
         ({"deferred_requests_max": True}, {}, "must be of type int"),
         ({"publish": "maybe"}, {}, "publish is 'maybe'"),
+        ({"min_cached_token_delta": "few"}, {}, "must be of type int"),
+        ({"calibrated_pull_s": 0.1}, {}, "give all four, or none"),
         ({"mode": "auto"}, {}, "off, shadow, on"),
     ],
 )
@@ -39,4 +41,25 @@ def test_a_wrong_setting_is_named_with_its_fix(
     extra_config: dict[str, object], environment: dict[str, str], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        load_settings(extra_config, environment)
+        load_settings(extra_config, environment).policy()
+
+
+def test_the_floor_may_be_left_to_the_measured_costs() -> None:
+    assert load_settings({"min_cached_token_delta": "auto"}, {}).policy().min_cached_token_delta is None
+    assert (
+        load_settings({}, {"KVPEER_CONNECTOR_MIN_CACHED_TOKEN_DELTA": "auto"}).policy().min_cached_token_delta is None
+    )
+    assert load_settings({}, {}).policy().min_cached_token_delta == 512
+
+
+def test_a_calibration_is_where_costs_start_from() -> None:
+    calibrated = {
+        "calibrated_pull_s": 0.1,
+        "calibrated_pull_s_per_byte": 1e-10,
+        "calibrated_prefill_s_per_token": 1e-5,
+        "calibrated_prefill_s_per_pair": 1e-10,
+    }
+    calibration = load_settings(calibrated, {}).policy().calibration
+    assert calibration.is_calibrated
+    assert (calibration.pull_floor_s, calibration.prefill_s_per_pair) == (0.1, 1e-10)
+    assert not load_settings({}, {}).policy().calibration.is_calibrated

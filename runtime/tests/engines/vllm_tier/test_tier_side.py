@@ -32,6 +32,7 @@ def page_keys(n_pages: int, prompt: str = "p") -> list[bytes]:
 class Located:
     statuses: np.ndarray
     reason: str = ""
+    offers: tuple[object, ...] = ()
 
 
 @dataclass
@@ -66,7 +67,9 @@ class ScriptedClient:
         assert self.may_answer.wait(DEADLINE_S)
         return Located(np.array([self.status(place) for place in range(len(chain))], np.uint8))
 
-    def fetch(self, chain: ChainSlice, blocks: np.ndarray, request: str, deadline_s: float) -> np.ndarray:
+    def fetch(
+        self, chain: ChainSlice, blocks: np.ndarray, request: str, deadline_s: float, *, source: bytes = b""
+    ) -> np.ndarray:
         assert 0 < deadline_s <= 5
         self._copy()
         self.fetched.update(zip(packed(chain), blocks.tolist(), strict=True))
