@@ -8,10 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvpeer.agent.cohorts import Cohort
-from kvpeer.agent.peering import Locator, Puller
+from kvpeer.agent.peering import Locator, Puller, Whereabouts
 from kvpeer.agent.promotions import Promotions
 from kvpeer.core.chain import ChainSlice, take_keys
-from kvpeer.model import KEY_BYTES, Outcome
+from kvpeer.core.sources import offers_within
+from kvpeer.model import KEY_BYTES, AgentId, Outcome
 from kvpeer.storage import DiskStore
 
 __all__ = ["DiskFirst"]
@@ -28,19 +29,25 @@ class DiskFirst:
         self._locator = locator
         self._puller = puller
 
-    async def locate(
-        self, chain: ChainSlice, indices: NDArray[np.int64], request: str, deadline: float
-    ) -> tuple[NDArray[np.uint8], str]:
+    async def locate(self, chain: ChainSlice, indices: NDArray[np.int64], request: str, deadline: float) -> Whereabouts:
         """See `Locator.locate`; 1 for pages on the own disk."""
         on_disk = np.array([self._store.find(key) is not None for key in _keys(chain, indices)], dtype=np.bool_)
         statuses = on_disk.astype(np.uint8) * LOCATED_OWN
-        reason = ""
-        if not on_disk.all():
-            statuses[~on_disk], reason = await self._locator.locate(chain, indices[~on_disk], request, deadline)
-        return statuses, reason
+        if on_disk.all():
+            return Whereabouts(statuses, "", ())
+        missing = np.flatnonzero(~on_disk)
+        at_peers = await self._locator.locate(chain, indices[missing], request, deadline)
+        statuses[missing] = at_peers.statuses
+        return Whereabouts(statuses, at_peers.reason, offers_within(at_peers.offers, missing, len(indices)))
 
     async def pull(
-        self, cohort: Cohort, chain: ChainSlice, indices: NDArray[np.int64], request: str, deadline: float
+        self,
+        cohort: Cohort,
+        chain: ChainSlice,
+        indices: NDArray[np.int64],
+        request: str,
+        deadline: float,
+        source: AgentId | None = None,
     ) -> NDArray[np.uint8]:
         """See `Puller.pull`. What turns out to be unreadable here is asked of peers after all."""
         keys = _keys(chain, indices)
@@ -55,7 +62,7 @@ class DiskFirst:
 
         async def pull(wanted: NDArray[np.bool_]) -> None:
             if wanted.any():
-                outcomes[wanted] = await self._puller.pull(cohort, chain, indices[wanted], request, deadline)
+                outcomes[wanted] = await self._puller.pull(cohort, chain, indices[wanted], request, deadline, source)
 
         await asyncio.gather(promote(), pull(~on_disk))
         await pull(on_disk & np.isin(outcomes, (Outcome.MISS, Outcome.STALE, Outcome.CORRUPT)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,7 @@ from kvpeer.agent.pool import Locator, PoolService, Puller
 from kvpeer.agent.tasks import escalate
 from kvpeer.core.chain import ChainSlice
 from kvpeer.core.slot_effects import ReserveStatus
-from kvpeer.core.sources import Offer
+from kvpeer.core.sources import offers_within
 from kvpeer.metrics import Metrics
 from kvpeer.model import AGENT_ID_BYTES, KEY_BYTES, AgentId, CapacityError, Outcome, RemoteProtocolError
 from kvpeer.wire.messages import (
@@ -144,7 +144,7 @@ class ClientRequests:
         if len(missing):
             found_at_peers = await self._locator.locate(chain, missing, request, deadline)
             statuses[missing], reason = found_at_peers.statuses, found_at_peers.reason
-            offered = _offers_of_chain(found_at_peers.offers, missing, len(chain))
+            offered = offers_within(found_at_peers.offers, missing, len(chain))
         for outcome, n in zip(LOCATE_OUTCOMES, np.bincount(statuses, minlength=len(LOCATE_OUTCOMES)), strict=False):
             self._located.labels(outcome=outcome).inc(int(n))
         self._locate_seconds.observe(self._clock() - began_at)
@@ -261,12 +261,6 @@ class ClientRequests:
     def _check_rank(client: Client, message: ClientMessage) -> None:
         if client.part < 0:
             raise RemoteProtocolError(f"a scheduler holds no part of a page and cannot send {type(message).__name__}")
-
-
-def _offers_of_chain(offered: Sequence[Offer], missing: NDArray[np.int64], n_pages: int) -> list[Offer]:
-    """The same with pages of the chain, of which those between the missing ones are in the own pool."""
-    ends = [*missing.tolist(), n_pages]
-    return [Offer(offer.producer, ends[offer.n_pages], offer.n_in_flight) for offer in offered]
 
 
 def _source_of(message: Fetch) -> AgentId | None:

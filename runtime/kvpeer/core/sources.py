@@ -18,7 +18,7 @@ import numpy.typing as npt
 from kvpeer.core.policy import PREFIX_BAND_PAGES, lot
 from kvpeer.model import AgentId, LocalProtocolError, Tier
 
-__all__ = ["OFFERS_MAX", "SOURCES_MAX", "Holding", "Offer", "Source", "choose_sources", "offers"]
+__all__ = ["OFFERS_MAX", "SOURCES_MAX", "Holding", "Offer", "Source", "choose_sources", "offers", "offers_within"]
 
 SOURCES_MAX = 16
 """Producers that one request pulls from: each costs a round trip and a share of the deadline. What only others hold is
@@ -98,6 +98,12 @@ def offers(holding: Holding) -> list[Offer]:
         for agent, (pages, _) in _offers(holding).items()
     ]
     return sorted((each for each in found if each.n_pages), key=lambda each: -each.n_pages)[:OFFERS_MAX]
+
+
+def offers_within(offered: Sequence[Offer], places: npt.NDArray[np.int64], n_pages: int) -> list[Offer]:
+    """The same offers, for pages that are these places of `n_pages` others, all of which but these are at hand."""
+    ends = [*places.tolist(), n_pages]
+    return [Offer(offer.producer, ends[offer.n_pages], offer.n_in_flight) for offer in offered]
 
 
 def choose_sources(holding: Holding, request: str, preferred: AgentId | None = None) -> list[Source]:
