@@ -110,14 +110,14 @@ class Lookups:
         attempt: int,
         first: int,
         slice_from: Callable[[], ChainSlice],
-        patience_s: float = 0.0,
+        wait: Callable[[Callable[[float], object]], None] = lambda _: None,
     ) -> Answer | None:
         """Returns the answer for the pages from `first` on, or None while it is on its way (never longer than the
         timeout).
 
         attempt: counts the request's preemptions; an answer is for one attempt. slice_from() makes the pages to ask
-        for. An answer without pages means: there are none, or too many requests wait already. Blocks for `patience_s`
-        at most, and only when it asks.
+        for. An answer without pages means: there are none, or too many requests wait already. Blocks only in `wait`,
+        which is called when something was asked, with a function that waits for the answer for some seconds.
         """
         now = self._clock()
         with self._lock:
@@ -129,8 +129,8 @@ class Lookups:
                 return Answer(first, np.zeros(0, np.uint8))
         lookup = _Lookup(attempt, first, slice_from(), now + self._timeout_s)
         refusal = self._ask(request, lookup)
-        if refusal is None and patience_s > 0:
-            lookup.ended.wait(patience_s)
+        if refusal is None:
+            wait(lookup.ended.wait)
         with self._lock:
             return refusal or self._settle(lookup, now)
 

@@ -1,8 +1,8 @@
 """The connector's scheduler side: which pages a request loads, which it publishes, and when its blocks may be freed.
 
 It decides and remembers; copies are the workers' business and lookups run in threads of their own, so no method here
-blocks (but `reset`, which an operator calls, and `match` of an idle engine, for IDLE_PATIENCE_S). What vLLM 0.32
-demands of it (vllm/v1/core/sched/scheduler.py):
+blocks (but `reset`, which an operator calls, and `match`, for as long as `Patience` allows). What vLLM 0.32 demands
+of it (vllm/v1/core/sched/scheduler.py):
 
 - An accepted load must be reported as finished once by each rank, aborted or not: a second report trips an assertion
   that ends the engine, a missing one keeps its blocks for ever.
@@ -31,6 +31,7 @@ from kvpeer.engines.policy import EnginePolicy
 from kvpeer.engines.vllm.lanes import Lane, UnderWay
 from kvpeer.engines.vllm.lookups import Answer, Located, Lookups
 from kvpeer.engines.vllm.metadata import PageOrder, StepOrders, StepReport
+from kvpeer.engines.vllm.patience import Patience
 from kvpeer.engines.vllm.settings import Settings
 from kvpeer.engines.vllm.tally import Tally
 
@@ -38,11 +39,6 @@ __all__ = ["Locator", "SchedulerSide", "StepSchedule", "unshared_reason"]
 
 RESET_TIMEOUT_S = 2.0
 """What an operator's reset waits for the agent. Keys change in any case, so a late answer is harmless."""
-
-IDLE_PATIENCE_S = 0.003
-"""What an engine that has nothing to compute waits for the answer to a lookup, which takes 1 to 2 ms as a rule. Coming
-back with a later step costs more: vLLM passes an empty step through its workers, sleeps for 1 ms, and between the two
-keeps the interpreter from the thread that has the answer."""
 
 OWN_POOL = 1
 """Status of a located page in the own pool; 0 is nowhere, 2 at a peer."""
@@ -145,6 +141,7 @@ class SchedulerSide:
         self._policy = EnginePolicy(self.settings.policy(), self.tally, self.clock, _logger, self.step_tokens)
         # No load takes that long, see `Settings.load_timeout_s`; twice, because a copy that runs is finished.
         self._loads = UnderWay(lost_after_s=2 * self.settings.load_timeout_s)
+        self._patience = Patience(self.clock)
 
     # ---- start and end
 
@@ -221,7 +218,7 @@ class SchedulerSide:
             request.num_preemptions,
             first,
             lambda: self._slice(tracked, first, stop),
-            patience_s=IDLE_PATIENCE_S if self._is_idle() else 0.0,
+            wait=lambda waiting: self._patience.wait(waiting, is_idle=self._is_idle()),
         )
         if answer is None:
             return None
@@ -298,6 +295,7 @@ class SchedulerSide:
         orders.preempted.extend(preempted)
         self._n_steps += 1
         orders.step = self._n_steps
+        self._patience.step_scheduled()
         return orders
 
     def order_publishes(self, orders: StepOrders, step: StepSchedule) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from kvpeer.core.chain import Chain, ChainSlice, namespace_digest
 from kvpeer.core.sources import Offer
-from kvpeer.engines.vllm import scheduler_side
+from kvpeer.engines.vllm import patience
 from kvpeer.engines.vllm.lanes import START_SHARE, Lane
 from kvpeer.engines.vllm.lookups import LOOKUP_THREADS
 from kvpeer.engines.vllm.metadata import LoadReport, PageOrder, StepOrders, StepReport
@@ -138,7 +138,7 @@ def test_a_request_waits_for_its_lookup_without_blocking_the_scheduler(engine: E
 
 
 def test_an_idle_engine_has_a_quick_answer_in_the_same_step(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler_side, "IDLE_PATIENCE_S", 30.0)
+    monkeypatch.setattr(patience, "IDLE_PATIENCE_S", 30.0)
     engine.locator.answer = lambda chain: [2] * len(chain)
     request = FakeRequest.of_pages("r", 4)
     engine.side.request_arrived(request)
@@ -146,14 +146,14 @@ def test_an_idle_engine_has_a_quick_answer_in_the_same_step(engine: Engine, monk
 
 
 @pytest.mark.parametrize("is_shared", [True, False])
-def test_an_engine_that_computes_waits_for_no_answer(
+def test_an_engine_that_computed_nothing_yet_to_compare_with_waits_for_no_answer(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, is_shared: bool
 ) -> None:
     computing, arrived = FakeRequest.of_pages("computing", 4), FakeRequest.of_pages("arrived", 4)
     computing.resumable = not is_shared
     engine.start(computing)
     engine.locator.may_answer.clear()
-    monkeypatch.setattr(scheduler_side, "IDLE_PATIENCE_S", 30.0)
+    monkeypatch.setattr(patience, "IDLE_PATIENCE_S", 30.0)
     engine.side.request_arrived(arrived)
     assert engine.side.match(arrived, 0) is None
     engine.side.finished("computing")
@@ -161,6 +161,20 @@ def test_an_engine_that_computes_waits_for_no_answer(
     engine.side.request_arrived(later)
     threading.Timer(0.1, engine.locator.may_answer.set).start()
     assert engine.side.match(later, 0) == 0, "it is idle again, and waits"
+
+
+def test_an_engine_with_long_steps_has_a_quick_answer_in_the_same_step(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computing, arrived = FakeRequest.of_pages("computing", 4), FakeRequest.of_pages("arrived", 4)
+    engine.start(computing)
+    engine.step((computing, 0, 64, 0))
+    engine.locator.answer = lambda chain: [2] * len(chain)
+    monkeypatch.setattr(patience, "IDLE_PATIENCE_S", 30.0)
+    engine.clock.now += 30 / patience.STEP_SHARE
+    engine.step((computing, 64, 1, 0))
+    engine.side.request_arrived(arrived)
+    assert engine.side.match(arrived, 0) == 4 * PAGE_TOKENS
 
 
 def test_a_lookup_that_is_not_answered_by_its_deadline_is_a_miss(engine: Engine) -> None:
