@@ -91,7 +91,7 @@ engine-venv: $(ENGINE_VENV)/.ready ## vLLM and SGLang for the CPU with kvpeer in
 
 # ---- checks -----------------------------------------------------------------------------------------------------------
 
-.PHONY: lint types contracts unit chart-test native-test process-test long-test sim soak test-fast engine-test sglang-test test
+.PHONY: lint types contracts unit chart-test native-test sanitizers process-test long-test sim soak test-fast engine-test sglang-test test
 lint: $(VENV)/.ready ## ruff: rules and format
 	$(call SAY,lint)
 	@$(BIN)/ruff check -q . && $(BIN)/ruff format -q --check .
@@ -117,9 +117,11 @@ chart-test: $(HELM) $(VENV)/.ready ## the Helm chart, rendered by a real helm
 	$(call SAY,chart)
 	@KVPEER_TEST_HELM=$(abspath $(HELM)) $(BIN)/pytest -q -m chart operator/tests
 
-native-test: $(LIB) ## C++ tests: as released, under ASan/UBSan and under TSan
+native-test: $(LIB) ## C++ tests, as released
 	$(call SAY,native tests)
 	@cd runtime/native && PATH=$(CURDIR)/$(BIN):$$PATH ctest --preset release -j $(JOBS)
+
+sanitizers: $(LIB) ## C++ tests under ASan/UBSan and under TSan
 	$(call SAY,native tests under ASan and UBSan)
 	@cd runtime/native && export PATH=$(CURDIR)/$(BIN):$$PATH && cmake --preset asan >/dev/null && cmake --build --preset asan -- --quiet && ctest --preset asan -j $(JOBS)
 	$(call SAY,native tests under TSan)
@@ -137,7 +139,7 @@ soak: $(LIB) ## the longest runs: a million fetches, between processes and by ea
 	$(call SAY,soak)
 	@$(BIN)/pytest -q -m "soak and not engine"
 
-test-fast: lint types contracts native-test unit process-test ## all but the engines
+test-fast: lint types contracts native-test unit process-test ## what a change is tried with: no engines, nothing that takes long
 
 ENGINE_PYTHONS := KVPEER_VLLM_PYTHON=$(CURDIR)/$(ENGINE_VENV)/bin/python KVPEER_TEST_SGLANG_PYTHON=$(CURDIR)/$(ENGINE_VENV)/bin/python
 
@@ -149,7 +151,7 @@ sglang-test: $(ENGINE_VENV)/.ready $(LIB) ## of these only SGLang: the contract 
 	$(call SAY,SGLang)
 	@$(ENGINE_PYTHONS) $(BIN)/pytest -q -m engine e2e/engines/sglang
 
-test: test-fast chart-test coverage long-test sim fuzz-smoke engine-test ## what CI runs
+test: test-fast sanitizers chart-test coverage long-test sim fuzz-smoke engine-test ## what CI runs
 
 # ---- searches: what no test was written for ---------------------------------------------------------------------------
 

@@ -426,11 +426,12 @@ class Fleet:
         return engine_folder(name, {"KVPEER_AGENT_RUNTIME_DIR": str(self.runtime_folder)}) / "agent.sock"
 
 
-def make_fleet(folder: Path, python: str) -> Fleet:
-    """A fleet with a fresh model. `folder` must have a short path: sockets lie below it."""
+def make_fleet(folder: Path, python: str, model_arguments: Sequence[str] = ()) -> Fleet:
+    """A fleet with a fresh model. `folder` must have a short path: sockets lie below it. model_arguments: of
+    tiny_model.py, after the folder."""
     model = folder / "model"
     made = subprocess.run(
-        [python, str(Path(__file__).with_name("tiny_model.py")), str(model)],
+        [python, str(Path(__file__).with_name("tiny_model.py")), str(model), *model_arguments],
         capture_output=True,
         text=True,
         timeout=START_DEADLINE_S,

@@ -1,5 +1,5 @@
 """Makes a random model that a CPU runs in milliseconds. Runs in the engine's Python:
-`python tiny_model.py FOLDER [FAMILY [SEED]]`. Models of one family have the same shapes.
+`python tiny_model.py FOLDER [FAMILY [SEED [LAYERS [HIDDEN]]]]`. Models of one family and size have the same shapes.
 
 Weights are drawn wide enough that greedy output is not one token for ever, so that a wrong page shows in it.
 """
@@ -29,17 +29,17 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokens, **SPECIAL)
 
 
-def main(folder: str, family: str = "qwen3", seed: str = "1") -> None:
+def main(folder: str, family: str = "qwen3", seed: str = "1", layers: str = "2", hidden: str = "256") -> None:
     words = tokenizer()
     words.save_pretrained(folder)
     torch.manual_seed(int(seed))
     make_config, make_model = FAMILIES[family]
     config = make_config(
         vocab_size=len(words),
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=2,
-        num_attention_heads=4,
+        hidden_size=int(hidden),
+        intermediate_size=2 * int(hidden),
+        num_hidden_layers=int(layers),
+        num_attention_heads=int(hidden) // 64,
         num_key_value_heads=2,
         head_dim=64,
         max_position_embeddings=4096,

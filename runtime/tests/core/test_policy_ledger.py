@@ -170,6 +170,7 @@ def test_a_producer_that_fails_is_turned_off_and_the_other_one_is_not():
 factors = st.sampled_from([0.1, 1.0, 10.0])
 
 
+@pytest.mark.long
 @settings(max_examples=25, deadline=None)
 @given(
     factors,

@@ -93,6 +93,7 @@ def test_after_a_restart_peers_and_the_own_engine_get_what_was_on_the_disk(clust
     assert producer.fetch(*PAGES) == ["HIT"] * len(PAGES)
 
 
+@pytest.mark.long
 def test_an_agent_killed_while_it_writes_never_serves_a_torn_page(cluster: Cluster, tmp_path: Path) -> None:
     """Again and again: pages are published without a pause, the agent is killed, and all that the next run finds on
     the disk is fetched."""
@@ -179,6 +180,7 @@ def test_a_disk_without_any_room_is_no_disk_tier(cluster: Cluster, small_disk: P
     is_in(a, "ok")
 
 
+@pytest.mark.long
 def test_a_disk_that_becomes_read_only_or_vanishes_is_given_up_and_taken_again(
     cluster: Cluster, small_disk: Path
 ) -> None:
@@ -216,6 +218,7 @@ sys.exit(main(["agent"]))
 """
 
 
+@pytest.mark.long
 def test_a_disk_that_hangs_stalls_no_publish_and_no_stop(cluster: Cluster, tmp_path: Path) -> None:
     a = cluster.launch("a", disk_at(tmp_path / "kv"), (COMMAND[0], "-c", SLOW_AGENT)).wait_serving()
     engine = cluster.engine(a)

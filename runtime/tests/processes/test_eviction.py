@@ -142,7 +142,11 @@ def check(cluster: Cluster, verify: str, shape: tuple[int, int], n_fetches: int,
 
 @pytest.mark.parametrize("verify", ["full", "generation"])
 @pytest.mark.parametrize(
-    ("shape", "n_fetches"), [(EIGHT_SLOTS, 2_000), (SMALL_PAGES, 12_000)], ids=["8 slots", "64 slots"]
+    ("shape", "n_fetches"),
+    [
+        pytest.param(EIGHT_SLOTS, 2_000, id="8 slots"),
+        pytest.param(SMALL_PAGES, 12_000, id="64 slots", marks=pytest.mark.long),
+    ],
 )
 def test_hits_are_right_while_the_slots_are_used_again_without_a_pause(
     cluster: Cluster, verify: str, shape: tuple[int, int], n_fetches: int
@@ -155,6 +159,7 @@ def wait_for_pages(producer: AgentProcess, fetching: threading.Thread) -> None:
     eventually(lambda: has_pages_on_the_way(producer.data_port) or not fetching.is_alive(), poll_s=0.0005)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("verify", ["full", "generation"])
 def test_a_page_whose_slot_is_used_again_in_the_middle_of_being_sent_is_no_hit(cluster: Cluster, verify: str) -> None:
