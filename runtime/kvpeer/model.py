@@ -27,6 +27,7 @@ __all__ = [
     "InternalError",
     "KvPeerError",
     "LocalProtocolError",
+    "LookupStatus",
     "Outcome",
     "PageKey",
     "PeerUnavailableError",
@@ -74,6 +75,15 @@ class Outcome(IntEnum):
     CORRUPT = 3
     TIMEOUT = 4
     REFUSED = 5
+
+
+class LookupStatus(IntEnum):
+    """What an owner's answer for one page is worth; the numbers of the wire."""
+
+    KNOWN = 0
+    MISS = 1
+    """Nobody has it: said only of a partition that this owner knows all of."""
+    UNSURE = 2
 
 
 class Verify(IntEnum):

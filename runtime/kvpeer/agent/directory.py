@@ -21,6 +21,7 @@ from kvpeer.core.owner_stream import StreamMessage
 from kvpeer.core.publisher import Publisher, SendToOwner
 from kvpeer.core.ring import Ring
 from kvpeer.model import AgentId, KvPeerError, Tier
+from kvpeer.waits import is_set_within
 from kvpeer.wire.messages import (
     AgentInfo,
     Apply,
@@ -158,10 +159,7 @@ class DirectoryService:
             has_more = self.shard.sweep(SWEEP_PARTITIONS, now)
             pause_s = 0.0 if has_more else min(SWEEP_IDLE_S, self.publisher.next_wakeup(now) - now)
             self._wake.clear()
-            try:
-                await asyncio.wait_for(self._wake.wait(), timeout=max(pause_s, 0.001))
-            except asyncio.TimeoutError:
-                continue
+            await is_set_within(self._wake, max(pause_s, 0.001))
 
     async def flush(self, deadline: float) -> None:
         """Returns when everything published or withdrawn so far was sent, or at the deadline."""

@@ -14,6 +14,7 @@ from typing import Protocol
 from kvpeer.core.membership import JoinSeed, MemberMessage, MembersChanged, Membership, Send, heard
 from kvpeer.core.membership.effects import Effect
 from kvpeer.model import AgentId, KvPeerError
+from kvpeer.waits import is_set_within
 from kvpeer.wire.messages import AgentInfo, Gossip, PeerMessage, PeerWelcome, Ping, PingAck, PingRequest
 
 __all__ = ["MembershipLinks", "MembershipService", "Seed"]
@@ -94,10 +95,7 @@ class MembershipService:
             self._perform(self.machine.tick(self._clock()))
             self._wake.clear()
             pause_s = max(self.machine.next_wakeup(self._clock()) - self._clock(), WAKEUP_S_MIN)
-            try:
-                await asyncio.wait_for(self._wake.wait(), timeout=min(pause_s, 3600.0))
-            except asyncio.TimeoutError:
-                continue
+            await is_set_within(self._wake, min(pause_s, 3600.0))
 
     def leave(self) -> None:
         """Tells everybody that this agent goes."""

@@ -44,6 +44,7 @@ from kvpeer.metrics import Metrics
 from kvpeer.model import AgentId, Outcome
 from kvpeer.native import PART_DTYPE
 from kvpeer.transport import FetchBatch
+from kvpeer.waits import is_set_within
 
 __all__ = ["PeerPuller", "Services"]
 
@@ -92,7 +93,7 @@ class PeerPuller:
         if wanted.fresh is not None:
             await self._run(wanted.fresh, cohort)
         for ended in joined:
-            await _is_set(ended, deadline - self._s.clock())
+            await is_set_within(ended, deadline - self._s.clock())
         return wanted.outcomes
 
     def close(self) -> None:
@@ -179,13 +180,3 @@ class PeerPuller:
         for reason, n in plan.unasked.items():
             self._unasked.labels(reason=reason.value).inc(n)
         self._pulled_bytes.labels(transport=transport).inc(plan.asked[Outcome.HIT] * plan.question.shape.page_bytes)
-
-
-async def _is_set(event: asyncio.Event, timeout_s: float) -> bool:
-    if event.is_set():
-        return True
-    try:
-        await asyncio.wait_for(event.wait(), max(0.0, timeout_s))
-    except asyncio.TimeoutError:
-        return False
-    return True

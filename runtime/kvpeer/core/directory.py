@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -35,7 +34,7 @@ from kvpeer.core.directory_stream import (
 from kvpeer.core.directory_table import ApplyResult, DirectoryTable, DirectoryTableStats, Op
 from kvpeer.core.full_partitions import FullPartitions
 from kvpeer.core.ring import Ring
-from kvpeer.model import N_PARTITIONS, AgentId, CapacityError, PeerUnavailableError
+from kvpeer.model import N_PARTITIONS, AgentId, CapacityError, LookupStatus, PeerUnavailableError
 from kvpeer.wire import packing
 from kvpeer.wire.messages import (
     Applied,
@@ -55,7 +54,6 @@ __all__ = [
     "PREVIOUS_OWNER_S",
     "DirectoryShard",
     "DirectoryTable",
-    "LookupStatus",
     "ShardCounters",
 ]
 
@@ -70,14 +68,6 @@ PREVIOUS_OWNER_S = 10.0
 new one may still wait for repairs."""
 
 _Flags = npt.NDArray[np.bool_]
-
-
-class LookupStatus(IntEnum):
-    """What the answer for one key is worth; the numbers of the wire."""
-
-    KNOWN = 0
-    MISS = 1
-    UNSURE = 2
 
 
 _KNOWN, _MISS, _UNSURE = (np.uint8(status) for status in LookupStatus)

@@ -21,6 +21,7 @@ from kvpeer.storage.base import DiskEvents, DiskSettings, PoolPages
 from kvpeer.storage.conditions import DiskError
 from kvpeer.storage.folder import DiskFolder, PageWrite, ReadPage
 from kvpeer.storage.threads import DiskThreads
+from kvpeer.waits import is_set_within
 
 __all__ = ["READS_MAX", "DiskStore"]
 
@@ -179,11 +180,7 @@ class DiskStore:
         is_done = self._to_forget.get(namespace)
         if is_done is None or self._is_off:
             return is_done is None
-        try:
-            await asyncio.wait_for(is_done.wait(), max(0.0, deadline - self._clock()))
-        except asyncio.TimeoutError:
-            return False
-        return True
+        return await is_set_within(is_done, deadline - self._clock())
 
     # ---- life
 
@@ -203,9 +200,7 @@ class DiskStore:
         """Returns when all that was offered is written, or after `deadline_s`; at once where no disk is in use."""
         if self._folder is not None:
             self._wake.set()
-            writing = asyncio.ensure_future(self._has_written.wait())
-            await asyncio.wait([writing], timeout=deadline_s)
-            writing.cancel()
+            await is_set_within(self._has_written, deadline_s)
 
     async def close(self, deadline_s: float) -> None:
         """Ends what is under way and gives the folder back; after `deadline_s` it is left to the end of the process.
@@ -248,7 +243,7 @@ class DiskStore:
                 await self._commit(self._folder, {}, [])
             else:
                 self._has_written.set()
-                await self._sleep(check_at - self._clock())
+                await is_set_within(self._wake, check_at - self._clock())
 
     async def _give_up(self) -> None:
         """No page is found from now on; returns when nothing is under way any more, however long that takes."""
@@ -372,14 +367,6 @@ class DiskStore:
         if self._folder is not None:
             self._failure = self._failure or error
             self._wake.set()
-
-    async def _sleep(self, timeout_s: float) -> None:
-        """Returns when there may be something to do. (Not by `wait_for`, which may swallow a cancellation.)"""
-        timer = asyncio.get_running_loop().call_later(max(0.0, timeout_s), self._wake.set)
-        try:
-            await self._wake.wait()
-        finally:
-            timer.cancel()
 
     # ---- events
 

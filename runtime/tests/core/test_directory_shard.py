@@ -24,9 +24,9 @@ from core.directory_actors import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kvpeer.core import directory
-from kvpeer.core.directory import PREVIOUS_OWNER_S, LookupStatus
+from kvpeer.core.directory import PREVIOUS_OWNER_S
 from kvpeer.core.ring import Ring
-from kvpeer.model import CapacityError, PeerUnavailableError, RemoteProtocolError
+from kvpeer.model import CapacityError, LookupStatus, PeerUnavailableError, RemoteProtocolError
 from kvpeer.wire.messages import Apply, Lookup, StaleReport
 
 KNOWN, MISS, UNSURE = LookupStatus

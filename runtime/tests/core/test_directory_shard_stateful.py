@@ -21,9 +21,9 @@ from directory_actors import (
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from kvpeer.core.directory import DirectoryShard, LookupStatus
+from kvpeer.core.directory import DirectoryShard
 from kvpeer.core.ring import Ring
-from kvpeer.model import PeerUnavailableError
+from kvpeer.model import LookupStatus, PeerUnavailableError
 from kvpeer.wire.messages import StaleReport
 from oracles.directory_oracle import DirectoryOracle
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from kvpeer.core.directory import PREVIOUS_OWNER_S, DirectoryShard, LookupStatus
+from kvpeer.core.directory import PREVIOUS_OWNER_S, DirectoryShard
 from kvpeer.core.owner_stream import RETRY_MAX_S
 from kvpeer.core.publisher import Publisher
 from kvpeer.core.ring import Ring
-from kvpeer.model import KEY_BYTES, PeerUnavailableError
+from kvpeer.model import KEY_BYTES, LookupStatus, PeerUnavailableError
 from kvpeer.wire.messages import Apply, Digests, Lookup, Repair, StaleReport, Synced
 from kvpeer.wire.packing import unpack_holders
 from oracles.directory_oracle import DirectoryOracle

@@ -1,6 +1,5 @@
 """One batch's questions to the directory: who holds these pages? See `plan.LocatePlan`."""
 
-from kvpeer.core.locate.answers import LookupStatus
 from kvpeer.core.locate.owners import PREVIOUS_RING_S, LocateRings
 from kvpeer.core.locate.plan import Ask, LocatePlan, LocateQuestion, LocateResult
 
@@ -11,5 +10,4 @@ __all__ = [
     "LocateQuestion",
     "LocateResult",
     "LocateRings",
-    "LookupStatus",
 ]

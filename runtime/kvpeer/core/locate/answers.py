@@ -5,22 +5,14 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from kvpeer.model import AGENT_ID_BYTES, HOLDER_DTYPE, HOLDERS_MAX, AgentId, RemoteProtocolError
+from kvpeer.model import AGENT_ID_BYTES, HOLDER_DTYPE, HOLDERS_MAX, AgentId, LookupStatus, RemoteProtocolError
 from kvpeer.wire.messages import Holders
 from kvpeer.wire.packing import unpack_holders
 
-__all__ = ["AGENTS_PER_ANSWER_MAX", "Answers", "LookupStatus", "checked"]
+__all__ = ["AGENTS_PER_ANSWER_MAX", "Answers", "checked"]
 
 AGENTS_PER_ANSWER_MAX = 1024
 """Different producers in one answer: as many as a cluster has members."""
-
-
-class LookupStatus:
-    """`statuses` of a Holders message."""
-
-    KNOWN = 0
-    MISS = 1
-    UNSURE = 2
 
 
 class Answers:

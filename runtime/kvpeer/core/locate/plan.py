@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kvpeer.core.directory_stream import LOOKUP_KEYS_MAX
-from kvpeer.core.locate.answers import Answers, LookupStatus, checked
+from kvpeer.core.locate.answers import Answers, checked
 from kvpeer.core.locate.owners import Candidates, LocateRings
 from kvpeer.core.reasons import MissReason
-from kvpeer.model import KEY_BYTES, AgentId, LocalProtocolError, RemoteProtocolError
+from kvpeer.model import KEY_BYTES, AgentId, LocalProtocolError, LookupStatus, RemoteProtocolError
 from kvpeer.wire.messages import Holders, Lookup
 from kvpeer.wire.packing import U2, pack
 
