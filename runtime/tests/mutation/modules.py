@@ -5,7 +5,11 @@ from __future__ import annotations
 __all__ = ["TESTS_OF_MODULE"]
 
 _SLOTS = ("core/test_slots.py", "core/test_slots_accounts.py", "core/test_slots_stateful.py")
-_MEMBERSHIP = ("core/test_membership.py", "core/test_membership_settings.py")
+_MEMBERSHIP = (
+    "core/test_membership_view.py",
+    "core/test_membership_probing.py",
+    "core/test_membership_rumours.py",
+)
 _LOCATE = ("core/test_locate.py",)
 _PULL = ("core/test_pull.py", "core/test_pull_properties.py")
 
