@@ -18,7 +18,7 @@ from kvpeer.core.membership.settings import INDIRECT_PINGS_MAX, TOMBSTONES_MAX
 from kvpeer.core.owner_stream import OWN_IDX, QUEUE_OPS_MAX
 from kvpeer.core.resident import ResidentState
 from kvpeer.core.ring import REPLICAS
-from kvpeer.model import KEY_BYTES, N_PARTITIONS, AgentId, InternalError, Outcome
+from kvpeer.model import HOLDERS_MAX, KEY_BYTES, N_PARTITIONS, AgentId, InternalError, Outcome
 from kvpeer.sim.agent import Agent
 from kvpeer.sim.cluster import COHORTS, Cluster
 from kvpeer.sim.links import NOTICES_MAX, REQUESTS_MAX
@@ -29,13 +29,11 @@ __all__ = [
     "check_directory",
     "check_limits",
     "check_members",
+    "check_pulls",
     "check_readers",
     "check_rest",
     "report_the_past",
 ]
-
-HOLDERS_MAX = 16
-"""Of one record; a page that more agents hold has no room for the rest: its partition is left out of comparisons."""
 
 READ_WAIT_S = 1.0
 PULLS = 2
@@ -143,7 +141,9 @@ def report_the_past(cluster: Cluster) -> None:
 
 
 async def check_readers(cluster: Cluster, agent: Agent) -> None:
-    """Every page that somebody published is found by this agent, where it is; and what it then pulls, it gets."""
+    """Every page that somebody published is found by this agent, where it is. One that more agents hold than a record
+    has room for is found at some of them; when some of these let it go, the others are known after the next comparison
+    of digests, so that nobody may pull while this is checked."""
     holders: dict[bytes, set[tuple[AgentId, Place]]] = {}
     for other in cluster.agents():
         for key, place in _held(other):
@@ -161,10 +161,9 @@ async def check_readers(cluster: Cluster, agent: Agent) -> None:
             cluster.world.violate(
                 "a page is not found where it is", agent.name, key.hex()[:8], f"found {len(found)} of {len(others)}"
             )
-    await _check_pulls(cluster, agent)
 
 
-async def _check_pulls(cluster: Cluster, agent: Agent) -> None:
+async def check_pulls(cluster: Cluster, agent: Agent) -> None:
     """Some pages that are at peers: each is a hit, unless its bytes were changed on purpose."""
     chains = cluster.chains[COHORTS[0].shape.cohort]
     clean = {
@@ -245,7 +244,7 @@ def _held(agent: Agent) -> Iterator[tuple[bytes, Place]]:
 
 
 def _crowded_partitions(agents: list[Agent]) -> NDArray[np.bool_]:
-    """Partitions with a page that more agents hold than a record has room for."""
+    """Partitions with a page that more agents hold than a record has room for: they are left out of comparisons."""
     n_holders: dict[bytes, int] = {}
     partition_of: dict[bytes, int] = {}
     for agent in agents:

@@ -6,7 +6,15 @@ import traceback
 from collections import Counter
 from dataclasses import dataclass
 
-from kvpeer.sim.checks import check_directory, check_limits, check_members, check_readers, check_rest, report_the_past
+from kvpeer.sim.checks import (
+    check_directory,
+    check_limits,
+    check_members,
+    check_pulls,
+    check_readers,
+    check_rest,
+    report_the_past,
+)
 from kvpeer.sim.cluster import START_S, Cluster
 from kvpeer.sim.profile import Profile
 
@@ -74,13 +82,14 @@ def _run(cluster: Cluster) -> None:
     check_directory(cluster)
     check_rest(cluster)
     check_limits(cluster)
-    for agent in cluster.agents():  # one after another: what one pulls may evict what another would find
-        task = agent.process.spawn(check_readers(cluster, agent))
-        ends_at = world.kernel.now + READER_S
-        while not task.is_done and world.kernel.now < ends_at:
-            run_until(world.kernel.now + READER_STEP_S)
-        if not task.is_done:
-            world.violate("a reader did not get its answers", agent.name)
-        run_until(world.kernel.now + READER_STEP_S)  # what it published is on its way
+    for check in (check_readers, check_pulls):
+        for agent in cluster.agents():  # one after another: what one pulls may evict what another would find
+            task = agent.process.spawn(check(cluster, agent))
+            ends_at = world.kernel.now + READER_S
+            while not task.is_done and world.kernel.now < ends_at:
+                run_until(world.kernel.now + READER_STEP_S)
+            if not task.is_done:
+                world.violate("a reader did not get its answers", agent.name)
+            run_until(world.kernel.now + READER_STEP_S)  # what it published is on its way
     cluster.calls.check()
     world.note("end", sum(len(agent.pool.table._residents.by_key) for agent in cluster.agents()))
