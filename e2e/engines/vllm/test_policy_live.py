@@ -11,7 +11,7 @@ from engines.harness import PAGE_TOKENS, Fleet, Server, eventually, prompt
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(700)]
 
 N_TOKENS = 20 * PAGE_TOKENS + 5
-N_PULLS = 40
+N_PULLS = 24
 
 
 @dataclass
