@@ -7,6 +7,7 @@ by the file's age, and an agent writes its file again and again.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -17,10 +18,10 @@ from typing import Annotated
 import msgspec
 
 from kvpeer.agent.private_files import private_folder
-from kvpeer.model import AgentId
+from kvpeer.model import AgentId, ConfigError
 from kvpeer.wire.messages import AgentInfo
 
-__all__ = ["RENEW_S", "AddressFile", "list_addresses", "withdraw_address", "write_address"]
+__all__ = ["AddressFile", "OwnAddress", "list_addresses", "withdraw_address", "write_address"]
 
 ADDRESS_FILES_MAX = 256
 """Files that are read in one go; no host runs so many agents of one user."""
@@ -47,6 +48,40 @@ class AddressFile(msgspec.Struct, frozen=True):
     pid: int
     start_ticks: int
     pid_namespace: int = 0
+
+
+class OwnAddress:
+    """The file of this process's agent, and those of the others. Belongs to one event loop."""
+
+    def __init__(self, runtime_dir: Path, cluster: str, info: AgentInfo) -> None:
+        self._runtime_dir = runtime_dir
+        self._cluster = cluster
+        self._info = info
+        self._is_withdrawn = False
+
+    def write(self) -> None:
+        """Makes the agent known. Raises ConfigError as `write_address`."""
+        write_address(self._runtime_dir, self._cluster, self._info)
+
+    def withdraw(self) -> None:
+        """Removes the file for good."""
+        self._is_withdrawn = True
+        withdraw_address(self._runtime_dir, self._cluster, AgentId(self._info.agent_id))
+
+    async def renew(self) -> None:
+        """Keeps the file young, and there, until cancelled."""
+        while True:
+            await asyncio.sleep(RENEW_S)
+            if self._is_withdrawn:
+                continue
+            try:
+                self.write()
+            except (ConfigError, OSError) as error:
+                _log.warning("other agents of this host may not find this one: %s", error)
+
+    def others(self) -> list[AddressFile]:
+        """The other agents. Raises ConfigError as `list_addresses`."""
+        return list_addresses(self._runtime_dir, self._cluster, AgentId(self._info.agent_id))
 
 
 def write_address(runtime_dir: Path, cluster: str, info: AgentInfo) -> Path:

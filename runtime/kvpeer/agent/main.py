@@ -27,7 +27,7 @@ from kvpeer.agent.config.parts import link_settings, membership_settings, server
 from kvpeer.agent.corruption import CorruptPages
 from kvpeer.agent.data_peers import DataAdmissions, DataPeers
 from kvpeer.agent.directory import DirectoryService
-from kvpeer.agent.discovery import RENEW_S, list_addresses, withdraw_address, write_address
+from kvpeer.agent.discovery import OwnAddress
 from kvpeer.agent.disk import DiskTier
 from kvpeer.agent.disk_first import DiskFirst
 from kvpeer.agent.fetch_threads import FetchThreads
@@ -111,7 +111,7 @@ class Agent:
         self.agent_id = AgentId(os.urandom(AGENT_ID_BYTES))
         self._is_embedded = is_embedded
         # Before anything is made in it: whoever came first would give it the mode that suits its own file.
-        self._runtime_dir = private_folder(Path(config.agent.runtime_dir))
+        runtime_dir = private_folder(Path(config.agent.runtime_dir))
         self._registry = CollectorRegistry()
         self._metrics = build(self._registry)
         self._tasks = BackgroundTasks(self._metrics)
@@ -126,6 +126,7 @@ class Agent:
         rng = random.Random()  # noqa: S311 - schedules probes and backoffs, decides nothing that an attacker gains by
         self._links = self._build_links(security, rng)
         self.info = self._build_info()
+        self._address = OwnAddress(runtime_dir, config.agent.cluster, self.info)
         self._build_services(rng)
 
     # ---- building
@@ -250,14 +251,14 @@ class Agent:
         self._directory.members_changed(self._view.ring, self._view.alive)
         self._pool_service.start()
         await self._clients.start()
-        write_address(self._runtime_dir, config.agent.cluster, self.info)
+        self._address.write()
         for name, work in (
             ("membership", self._membership.run()),
             ("directory", self._directory.run()),
             ("touches", self._touches.run()),
             ("rechecks", self._corrupt_pages.run()),
             ("observer", observer.run()),
-            ("address file", self._renew_address()),
+            ("address file", self._address.renew()),
         ):
             self._tasks.spawn(name, work, is_vital=True)
         if self._disk is not None:
@@ -290,7 +291,7 @@ class Agent:
     async def close(self) -> None:
         """Leaves the cluster and frees everything, within STOP_DEADLINE_S. Also after a start that failed."""
         self._stop.set()
-        withdraw_address(self._runtime_dir, self.config.agent.cluster, self.agent_id)
+        self._address.withdraw()
         self._membership.leave()
         await self._clients.close()
         await self._directory.flush(time.monotonic() + STOP_DEADLINE_S / 2)
@@ -379,19 +380,7 @@ class Agent:
             loop = asyncio.get_running_loop()
             self._linger = loop.call_later(linger_s, self.stop, f"no engine for {linger_s:g} s")
 
-    async def _renew_address(self) -> None:
-        """Keeps the address file young, and there."""
-        while True:
-            await asyncio.sleep(RENEW_S)
-            if self._stop.is_set():
-                continue  # it is being withdrawn
-            try:
-                write_address(self._runtime_dir, self.config.agent.cluster, self.info)
-            except (ConfigError, OSError) as error:
-                _log.warning("other agents of this host may not find this one: %s", error)
-
     async def _seeds(self) -> list[Seed]:
         """Configured seeds and the agents of this user on this host."""
-        addresses = list_addresses(self._runtime_dir, self.config.agent.cluster, self.agent_id)
-        local = [(address.host, address.control_port) for address in addresses]
+        local = [(address.host, address.control_port) for address in self._address.others()]
         return local + [(seed.host, seed.port) for seed in seeds_of(self.config)]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from kvpeer.agent import main
+from kvpeer.agent import discovery
 from kvpeer.agent.discovery import STALE_S, AddressFile, list_addresses, withdraw_address, write_address
 from kvpeer.model import AgentId, ConfigError
 from kvpeer.wire.messages import AgentInfo
@@ -114,7 +114,7 @@ def test_an_agent_whose_process_cannot_be_seen_counts_while_it_renews_its_file(
 def test_an_agent_writes_its_address_again_when_somebody_removed_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(main, "RENEW_S", 0.02)
+    monkeypatch.setattr(discovery, "RENEW_S", 0.02)
 
     async def scenario(agent: WholeAgent) -> None:
         (path,) = (tmp_path / "run/peers/default").glob("*.json")
