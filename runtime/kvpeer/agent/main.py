@@ -36,6 +36,7 @@ from kvpeer.agent.links import LinkEnd, PeerLinks
 from kvpeer.agent.locator import PeerLocator
 from kvpeer.agent.membership import MembershipService, Seed
 from kvpeer.agent.observer import Observer
+from kvpeer.agent.placement import Placement
 from kvpeer.agent.pool import Locator, PoolService, Puller
 from kvpeer.agent.private_files import private_folder
 from kvpeer.agent.promotions import Promotions
@@ -76,21 +77,23 @@ def run(config: AgentConfig, *, is_embedded: bool = False) -> int:
     Raises:
         ConfigError: it cannot start as configured.
     """
+    placement = Placement.of_machine(config.topology)
+    placement.pin_threads()
     try:
         import uvloop
     except ImportError:
-        return asyncio.run(_main(config, is_embedded))
+        return asyncio.run(_main(config, is_embedded, placement))
     loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
     try:
         asyncio.set_event_loop(loop)
-        return loop.run_until_complete(_main(config, is_embedded))
+        return loop.run_until_complete(_main(config, is_embedded, placement))
     finally:
         asyncio.set_event_loop(None)
         loop.close()
 
 
-async def _main(config: AgentConfig, is_embedded: bool) -> int:
-    agent = Agent(config, is_embedded=is_embedded)
+async def _main(config: AgentConfig, is_embedded: bool, placement: Placement | None = None) -> int:
+    agent = Agent(config, is_embedded=is_embedded, placement=placement)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, agent.stop, signal.Signals(number).name)
@@ -105,11 +108,13 @@ async def _main(config: AgentConfig, is_embedded: bool) -> int:
 class Agent:
     """All parts of one agent. Life: construct (may refuse), `start`, `stopped`, `close`. Belongs to one event loop."""
 
-    def __init__(self, config: AgentConfig, *, is_embedded: bool = False) -> None:
-        """Raises ConfigError when the runtime folder, an address, a secret or memory cannot be had."""
+    def __init__(self, config: AgentConfig, *, is_embedded: bool = False, placement: Placement | None = None) -> None:
+        """Raises ConfigError when the runtime folder, an address, a secret or memory cannot be had. `placement`: what
+        was planned for the process; by default it is planned here, and threads are where they are."""
         self.config = config
         self.agent_id = AgentId(os.urandom(AGENT_ID_BYTES))
         self._is_embedded = is_embedded
+        self._placement = placement or Placement.of_machine(config.topology)
         # Before anything is made in it: whoever came first would give it the mode that suits its own file.
         runtime_dir = private_folder(Path(config.agent.runtime_dir))
         self._registry = CollectorRegistry()
@@ -132,8 +137,11 @@ class Agent:
     # ---- building
 
     def _build_pool(self) -> Pool:
-        pool = self.config.pool
-        return Pool(pool.size_bytes, pool.extent_bytes, self.agent_id, HUGEPAGE_BYTES[pool.hugepages])
+        settings = self.config.pool
+        hugepage_bytes = HUGEPAGE_BYTES[settings.hugepages]
+        pool = Pool(settings.size_bytes, settings.extent_bytes, self.agent_id, hugepage_bytes)
+        self._placement.bind_pool(pool, hugepage_bytes)
+        return pool
 
     def _build_server(self) -> DataServer:
         agent = self.config.agent
@@ -206,13 +214,15 @@ class Agent:
         )  # fmt: skip
 
     def _build_pool_service(self) -> None:
-        config, clock = self.config, time.monotonic
+        config, clock, opened = self.config, time.monotonic, self._placement.extent_opened
         table = SlotTable(slot_settings(config.pool, self._pool.n_extents))
         self._disk = DiskTier(config.disk, self._directory, clock) if config.disk.path else None
         if self._disk is None:
-            self._pool_service = PoolService(self._pool, table, clock, self._directory)
+            self._pool_service = PoolService(self._pool, table, clock, self._directory, extent_opened=opened)
         else:
-            self._pool_service = PoolService(self._pool, table, clock, self._disk, lower=self._disk)
+            self._pool_service = PoolService(
+                self._pool, table, clock, self._disk, lower=self._disk, extent_opened=opened
+            )
             store = self._disk.attach(self._pool_service)
             self._promotions = Promotions(store, self._pool_service, self._metrics, clock)
 
@@ -232,9 +242,10 @@ class Agent:
         asyncio.get_running_loop().set_exception_handler(self._loop_failed)
         self._observer = observer = Observer(
             self._metrics, self._pool_service, self._pool, self._server, self._directory, self._membership,
-            {"lookup": self._lookups, "data": self._fetches}, self._clients, self._peers, self._disk,
+            {"lookup": self._lookups, "data": self._fetches}, self._clients, self._peers, self._disk, self._placement,
         )  # fmt: skip
         observer.describe(__version__, config)
+        self._placement.log()
         if config.metrics.enabled:
             http = HttpEndpoint(config.metrics.host, config.metrics.port, self._registry, self.health)
             self._closing.callback(http.close)

@@ -13,6 +13,7 @@ from kvpeer.agent.data_peers import DataPeers
 from kvpeer.agent.directory import DirectoryService
 from kvpeer.agent.disk import DiskTier
 from kvpeer.agent.membership import MembershipService
+from kvpeer.agent.placement import Placement
 from kvpeer.agent.pool import PoolService
 from kvpeer.core.breaker import Breakers, BreakerState
 from kvpeer.core.disk import Condition
@@ -45,6 +46,7 @@ class Observer:
         clients: ClientServer,
         peers: DataPeers,
         disk: DiskTier | None,
+        placement: Placement,
     ) -> None:
         self._metrics = metrics
         self._pool = pool
@@ -56,6 +58,7 @@ class Observer:
         self._clients = clients
         self._peers = peers
         self._disk = disk
+        self._placement = placement
         self._beat_at = time.monotonic()
 
     def health(self) -> str:
@@ -90,6 +93,7 @@ class Observer:
         self._observe_server()
         self._observe_directory()
         self._observe_cluster()
+        self._placement.observe(self._metrics)
         if self._disk is not None:
             self._disk.observe(self._metrics)
 

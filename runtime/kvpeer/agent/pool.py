@@ -66,7 +66,8 @@ _log = logging.getLogger(__name__)
 
 
 class PoolService:
-    """See the module docstring. `clock` is monotonic seconds; deadlines are absolute on it."""
+    """See the module docstring. `clock` is monotonic seconds; deadlines are absolute on it. `extent_opened` is told on
+    the opener's thread of each extent that was faulted in."""
 
     def __init__(
         self,
@@ -76,6 +77,7 @@ class PoolService:
         hooks: PoolHooks,
         memory_available: Callable[[], int | None] = available_bytes,
         lower: LowerTier = NO_LOWER_TIER,
+        extent_opened: Callable[[int], None] = lambda extent: None,
     ) -> None:
         self.native = pool
         self._table = table
@@ -83,6 +85,7 @@ class PoolService:
         self._hooks = hooks
         self._memory_available = memory_available
         self._lower = lower
+        self._extent_opened = extent_opened
         self._cohorts = Cohorts(table.settings.extent_bytes)
         self._part_tables: dict[int, NDArray[np.void]] = {}  # by slot: checksums of a page whose parts are not all in
         self._committed_parts: NDArray[np.void] = np.zeros((0, 1), dtype=PART_DTYPE)  # of the last pages marked so
@@ -349,6 +352,7 @@ class PoolService:
             _log.warning("the pool stops growing: %d MiB of memory are left", available >> 20)
             return False
         self.native.touch_extent(extent)
+        self._extent_opened(extent)
         return True
 
     def _grow_again(self) -> None:

@@ -49,6 +49,14 @@ _OUTCOMES = tuple(outcome.name.lower() for outcome in Outcome)
 _TRANSPORTS = ("shm", "tcp")
 _UNASKED_REASONS = ("no_source", "breaker_open", "other_size", "no_room", "writing", "busy", "not_promoted", "late")
 _DISK_CONDITIONS = ("off", "opening", "ok", "full", "locked", "read_only", "vanished", "slow", "failing")
+_TOPOLOGY_PROBLEMS = (
+    "sysfs_unreadable", "device_unknown", "gpu_unknown", "no_rdma_device", "no_device_in_container",
+    "device_not_in_container", "device_refused", "efa_needs_nixl", "port_down", "other_port_down", "no_subnet_manager",
+    "gid_missing", "gid_link_local_only", "roce_v1_only", "mtu_small", "slow_nic_left_out", "other_fabric_left_out",
+    "nic_on_other_node", "nic_without_node", "no_cpu_near", "memory_node_forbidden", "mbind_refused",
+    "move_pages_refused", "affinity_refused", "pool_on_other_node", "memlock_low", "memory_limit_low",
+    "hugepages_short", "memfd_unsealable", "shm_small",
+)  # fmt: skip
 _CLIENT_REFUSALS = ("busy", "refused", "hello_timeout", "protocol", "internal")
 _PEER_REFUSALS = ("tls", "version", "protocol", "hello_timeout", "cluster", "identity", "self", "limit", "refused_us")
 
@@ -88,6 +96,11 @@ METRICS: tuple[Metric, ...] = (
     _counter("kvpeer_pool_reported_pages_total", "", "Pages that readers reported corrupt, by what a check of the own "
              "memory found; false: they are right.", "Did own memory rot, or is a reader or the network at fault?",
              outcome=("confirmed", "false", "gone", "dropped")),
+    _gauge("kvpeer_pool_numa_pages", "", "Memory pages behind the pool by NUMA node, as its extents were opened.",
+           "Is the pool where the NICs and GPUs are?", node=OPEN),
+    _gauge("kvpeer_topology_rails", "", "Ports of NICs that are fit to carry pages.", "Does the agent find all NICs?"),
+    _gauge("kvpeer_topology_problems", "", "Things that are wrong with NICs, memory or CPUs, by name; `kvpeer doctor` "
+           "tells which, and the fix.", "Is the machine set up as it should be?", problem=_TOPOLOGY_PROBLEMS),
     _counter("kvpeer_publish_pages_total", "", "Pages that engines offered.", "Are pages shared at all?",
              outcome=("written", "present", "refused")),
     _counter("kvpeer_locate_pages_total", "", "Pages that engines asked for, by where they were; local: in the "
@@ -195,6 +208,7 @@ PROMISES: Mapping[str, str] = MappingProxyType(
         "a disk tier that does not work": (
             'kvpeer_disk_condition{condition=~"full|locked|read_only|vanished|slow|failing"} == 1'
         ),
+        "a machine that is not set up as it should be": "kvpeer_topology_problems > 0",
         "damaged memory": "increase(kvpeer_pool_corrupt_pages_total[1h]) > 0",
         "pages that are damaged on the way": 'increase(kvpeer_pool_reported_pages_total{outcome="false"}[1h]) > 0',
         "a foreign agent knocks": "sum by (reason) (increase(kvpeer_links_refusals_total[1h])) > 0",

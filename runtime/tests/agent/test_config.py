@@ -53,6 +53,8 @@ TEXTS = {
     "disk.size": "128Gi",
     "disk.segment_size": "512Mi",
     "membership.forget": "400s",
+    "topology.devices": "mlx5_0, mlx5_1",
+    "topology.gpus": "0000:1b:00.0",
     "security.mode": "insecure",
     "security.secret": SECRET,
     "security.secret_file": "/f",

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kvpeer.agent.sysfs import Tree, read_machine, tree
 from kvpeer.agent.sysfs.tree import parse_numbers
-from kvpeer.core.topology import NODE_UNKNOWN, Machine, PlanRequest, PortState, plan
+from kvpeer.core.topology import NODE_UNKNOWN, Machine, PlanRequest, PortState, number_list, plan
 from machines import SHAPES, expand, shape_text
 from machines.expected import expected_text
 
@@ -122,8 +122,6 @@ def test_a_link_that_leads_round_in_a_circle_ends(tmp_path: Path) -> None:
 
 @given(st.frozensets(st.integers(0, 300)))
 def test_lists_of_numbers_are_read_as_the_kernel_writes_them(numbers: frozenset[int]) -> None:
-    from kvpeer.agent.doctor.report import number_list
-
     assert parse_numbers(number_list(numbers)) == numbers
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from kvpeer.core.reasons import UnaskedReason
+from kvpeer.core.topology import ProblemName
 from kvpeer.metrics import build
 from kvpeer.metrics.definitions import METRICS, PROMISES, Metric, MetricType
 from kvpeer.metrics.policy import POLICY_METRICS
@@ -75,6 +76,11 @@ def test_promised_expressions_use_defined_metrics() -> None:
 
 def test_the_reference_page_is_up_to_date() -> None:
     assert (ROOT / "docs" / "metrics.md").read_text() == reference()
+
+
+def test_the_problems_of_the_topology_are_those_of_the_core() -> None:
+    (metric,) = (metric for metric in METRICS if metric.name == "kvpeer_topology_problems")
+    assert metric.labels["problem"] == tuple(name.value for name in ProblemName)
 
 
 def test_the_reasons_of_pages_not_asked_for_are_those_of_the_core() -> None:

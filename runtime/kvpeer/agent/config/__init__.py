@@ -17,6 +17,7 @@ from kvpeer.agent.config.settings import (
     MetricsSettings,
     PoolSettings,
     SecuritySettings,
+    TopologySettings,
     TransportSettings,
 )
 from kvpeer.agent.config.source import load
@@ -33,6 +34,7 @@ __all__ = [
     "PoolSettings",
     "SecuritySettings",
     "Seed",
+    "TopologySettings",
     "TransportSettings",
     "effective",
     "load",

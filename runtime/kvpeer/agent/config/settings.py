@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta, field
 
 from kvpeer.core import membership, slots
+from kvpeer.core.topology import RANKS_MAX
 
 __all__ = [
     "AgentConfig",
@@ -25,6 +26,7 @@ __all__ = [
     "MetricsSettings",
     "PoolSettings",
     "SecuritySettings",
+    "TopologySettings",
     "TransportSettings",
 ]
 
@@ -280,6 +282,33 @@ class TransportSettings(_Group, frozen=True, kw_only=True):
     ] = field(default=2.0, name="handshake_timeout")
 
 
+class TopologySettings(_Group, frozen=True, kw_only=True):
+    """Which NICs, memory and CPUs the agent uses. `kvpeer doctor` shows the plan; docs/topology.md explains it."""
+
+    numa: Annotated[
+        Literal["auto", "none"],
+        Meta(
+            description="auto: the pool's memory and the agent's threads go to the NUMA nodes of GPUs and NICs. none: "
+            "wherever the kernel puts them."
+        ),
+    ] = "auto"
+    devices: Annotated[
+        tuple[str, ...],
+        Meta(max_length=64, description="RDMA devices to use, such as mlx5_0. Empty: all that are fit."),
+    ] = ()
+    ranks: Annotated[
+        int, _number(0, RANKS_MAX, "Ranks of the engine that share this pool. 0: one a GPU, at least one.")
+    ] = 0
+    gpus: Annotated[
+        tuple[str, ...],
+        Meta(
+            max_length=RANKS_MAX,
+            description="PCI addresses of the ranks' GPUs, in order, where the agent's container has no GPU of its own "
+            "to see. Empty: those that it sees.",
+        ),
+    ] = ()
+
+
 class SecuritySettings(_Group, frozen=True, kw_only=True):
     """How agents prove that they belong to the cluster."""
 
@@ -340,6 +369,7 @@ class AgentConfig(_Group, frozen=True, kw_only=True):
     directory: DirectorySettings = DirectorySettings()
     membership: MembershipSettings = MembershipSettings()
     transport: TransportSettings = TransportSettings()
+    topology: TopologySettings = TopologySettings()
     security: SecuritySettings = SecuritySettings()
     limits: LimitSettings = LimitSettings()
     metrics: MetricsSettings = MetricsSettings()

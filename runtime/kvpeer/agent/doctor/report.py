@@ -16,9 +16,10 @@ from kvpeer.core.topology import (
     RankPlan,
     RdmaDevice,
     Severity,
+    number_list,
 )
 
-__all__ = ["as_values", "facts_text", "number_list", "plan_text", "problems_text"]
+__all__ = ["as_values", "facts_text", "plan_text", "problems_text"]
 
 
 def plan_text(machine: Machine, plan: Plan) -> str:
@@ -98,17 +99,6 @@ def as_values(machine: Machine, plan: Plan, problems: Iterable[Problem], facts: 
             for problem in problems
         ],
     }
-
-
-def number_list(numbers: Iterable[int]) -> str:
-    """As the kernel writes such lists: 0-3,8."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1] = [runs[-1][0], number]
-        else:
-            runs.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
 def _device_lines(machine: Machine) -> Iterator[str]:

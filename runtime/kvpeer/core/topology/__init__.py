@@ -18,6 +18,7 @@ from kvpeer.core.topology.machine import (
     PortState,
     RdmaDevice,
     natural,
+    number_list,
     pci_order,
 )
 from kvpeer.core.topology.plan import RANKS_MAX, Plan, PlanRequest, RankPlan, plan
@@ -50,6 +51,7 @@ __all__ = [
     "collect",
     "judge",
     "natural",
+    "number_list",
     "pci_order",
     "plan",
 ]

@@ -30,7 +30,7 @@ class HostFacts:
 
 @dataclass(frozen=True, slots=True)
 class PoolNeeds:
-    """What the configuration asks for. `hugepage_bytes` 0: ordinary pages. `is_placed`: topology.numa is not off."""
+    """What the configuration asks for. `hugepage_bytes` 0: ordinary pages. `is_placed`: topology.numa is not none."""
 
     size_bytes: int
     hugepage_bytes: int

@@ -6,6 +6,7 @@ Plain values. Nothing here reads anything: `kvpeer.agent.sysfs` fills them in.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from ipaddress import IPv6Address
@@ -22,6 +23,7 @@ __all__ = [
     "PortState",
     "RdmaDevice",
     "natural",
+    "number_list",
     "pci_order",
 ]
 
@@ -159,3 +161,14 @@ def natural(name: str) -> tuple[tuple[int, str], ...]:
 def pci_order(address: str) -> tuple[int, str]:
     """A sort key for PCI addresses, which are hexadecimal: the order of the bus."""
     return len(address), address
+
+
+def number_list(numbers: Iterable[int]) -> str:
+    """As the kernel writes lists of CPUs and nodes: 0-3,8."""
+    runs: list[tuple[int, int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1] = (runs[-1][0], number)
+        else:
+            runs.append((number, number))
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

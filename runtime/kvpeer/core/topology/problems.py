@@ -195,7 +195,7 @@ FIXES: Mapping[ProblemName, Fix] = MappingProxyType(
         ProblemName.NO_CPU_NEAR: _problem(
             "The container's cpuset has no CPU on the nodes of the pool: serving crosses the link between the CPUs.",
             "Give the agent CPUs there (kubelet: topologyManagerPolicy; docker: --cpuset-cpus), or set topology.numa: "
-            "off.",
+            "none.",
         ),
         ProblemName.MEMORY_NODE_FORBIDDEN: _problem(
             "The container's cpuset forbids memory of a node that the pool should be on.",
@@ -204,7 +204,7 @@ FIXES: Mapping[ProblemName, Fix] = MappingProxyType(
         ProblemName.MBIND_REFUSED: _problem(
             "The kernel refuses mbind, so that the pool lies on the node of the thread that opens it.",
             "Allow the call: add the capability SYS_NICE, which the default seccomp profiles ask for, or use a "
-            "profile that has mbind; or set topology.numa: off.",
+            "profile that has mbind; or set topology.numa: none.",
         ),
         ProblemName.MOVE_PAGES_REFUSED: _note(
             "The kernel refuses move_pages, so that nobody can tell on which nodes the pool lies.",
@@ -212,7 +212,7 @@ FIXES: Mapping[ProblemName, Fix] = MappingProxyType(
         ),
         ProblemName.AFFINITY_REFUSED: _problem(
             "The kernel refuses to keep the agent's threads on the CPUs of the plan.",
-            "Allow sched_setaffinity in the container's seccomp profile, or set topology.numa: off.",
+            "Allow sched_setaffinity in the container's seccomp profile, or set topology.numa: none.",
         ),
         ProblemName.POOL_ON_OTHER_NODE: _problem(
             "Some of the pool lies on other nodes than planned, because those had no free memory.",
