@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["available_bytes"]
+__all__ = ["available_bytes", "limit_bytes"]
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
@@ -17,9 +17,25 @@ def available_bytes(root: Path = Path("/")) -> int | None:
     candidates = (
         _left(groups, "memory.max", "memory.current", "inactive_file"),
         _left(groups / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-        _host_available(root / "proc/meminfo"),
+        _host_bytes(root / "proc/meminfo", "MemAvailable:"),
     )
     return min((left for left in candidates if left is not None), default=None)
+
+
+def limit_bytes(root: Path = Path("/")) -> int | None:
+    """The smaller of the container's limit and the host's memory; None where neither can be read."""
+    groups = root / "sys/fs/cgroup"
+    limits = (_limit(groups / "memory.max"), _limit(groups / "memory/memory.limit_in_bytes"))
+    candidates = (*limits, _host_bytes(root / "proc/meminfo", "MemTotal:"))
+    return min((limit for limit in candidates if limit is not None), default=None)
+
+
+def _limit(file: Path) -> int | None:
+    try:
+        text = file.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdecimal() else None
 
 
 def _left(group: Path, limit_name: str, usage_name: str, reclaimable_name: str) -> int | None:
@@ -34,9 +50,9 @@ def _left(group: Path, limit_name: str, usage_name: str, reclaimable_name: str) 
     return max(0, int(limit) - max(0, int(usage) - reclaimable_bytes))
 
 
-def _host_available(meminfo: Path) -> int | None:
+def _host_bytes(meminfo: Path, name: str) -> int | None:
     try:
-        kilobytes = _field(meminfo.read_text(), "MemAvailable:")
+        kilobytes = _field(meminfo.read_text(), name)
     except OSError:
         return None
     return None if kilobytes is None else kilobytes * 1024

@@ -24,9 +24,9 @@ __all__ = ["Placement", "plan_request"]
 _log = logging.getLogger(__name__)
 
 
-def plan_request(settings: TopologySettings) -> PlanRequest:
+def plan_request(settings: TopologySettings, *, requires_rdma: bool = False) -> PlanRequest:
     """What the settings ask of the planner."""
-    return PlanRequest(n_ranks=settings.ranks, gpus=settings.gpus, devices=settings.devices)
+    return PlanRequest(settings.ranks, settings.gpus, settings.devices, requires_rdma)
 
 
 class Placement:

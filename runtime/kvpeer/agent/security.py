@@ -37,11 +37,18 @@ class PeerRejectedError(RemoteProtocolError):
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """What both ends of the control channel need. The contexts are None in insecure mode."""
+    """What both ends of the control channel need. The contexts are None in insecure mode. `role`: agents link with
+    agents and doctors with doctors, so that no agent takes a doctor for a member; empty for agents."""
 
     cluster: str
     server_context: ssl.SSLContext | None
     client_context: ssl.SSLContext | None
+    role: str = ""
+
+    @property
+    def said_cluster(self) -> str:
+        """What this side says in its hello, and wants to hear."""
+        return f"{self.cluster}/{self.role}" if self.role else self.cluster
 
     def check(self, certificate: Mapping[str, Any] | None, cluster: str, info: AgentInfo) -> None:
         """Returns when what a peer says of itself in its hello agrees with its certificate (as `SSLObject.getpeercert`
@@ -50,8 +57,9 @@ class Security:
         Raises:
             PeerRejectedError: it says or proves another cluster (reason "cluster"), or another agent ("identity").
         """
-        if cluster != self.cluster:
-            raise PeerRejectedError("cluster", f"it is of cluster {cluster!r}, not of {self.cluster!r}")
+        if cluster != self.said_cluster:
+            raise PeerRejectedError("cluster", f"it is of cluster {cluster!r}, not of {self.said_cluster!r}")
+        cluster = self.cluster
         if self.server_context is None:
             return
         uris = _uris(certificate)
@@ -89,8 +97,8 @@ def open_security(config: AgentConfig, agent_id: AgentId) -> Security:
     pem = authority.leaf_pem(agent_uri(cluster, agent_id), config.agent.host)
     ca_pem = authority.certificate_pem.decode()
     with _in_memory(pem) as path:
-        contexts = [_context(side, ca_pem, path, path) for side in _SIDES]
-    return Security(cluster, *contexts)
+        server, client = (_context(side, ca_pem, path, path) for side in _SIDES)
+    return Security(cluster, server, client)
 
 
 def _secret(config: AgentConfig) -> bytes:
@@ -111,13 +119,13 @@ def _from_files(config: AgentConfig) -> Security:
     read_private(Path(files.key_file), NOT_OTHERS)
     try:
         uris = uris_of(cert_pem)
-        contexts = [_context(side, ca_pem, files.cert_file, files.key_file) for side in _SIDES]
+        server, client = (_context(side, ca_pem, files.cert_file, files.key_file) for side in _SIDES)
     except (ssl.SSLError, ValueError) as error:
         raise ConfigError(f"security.cert_file, key_file and ca_file cannot be used together: {error}") from error
     needed = name_uri(config.agent.cluster, config.agent.name)
     if needed not in uris:
         raise ConfigError(f"the certificate in security.cert_file needs the URI {needed} (it has {sorted(uris)})")
-    return Security(config.agent.cluster, *contexts)
+    return Security(config.agent.cluster, server, client)
 
 
 def _context(side: int, ca_pem: str, cert_path: str, key_path: str) -> ssl.SSLContext:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from kvpeer import AGENT_PACKAGES, __version__
 from kvpeer.cli.chaos import add_command as add_chaos
+from kvpeer.cli.doctor import add_doctor
 from kvpeer.cli.sim import add_sim
 from kvpeer.model import ConfigError
 
@@ -50,6 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     agent.set_defaults(run=_run_agent)
 
     add_chaos(commands)
+    add_doctor(commands)
     bench = commands.add_parser("bench", help="measure what kvpeer costs, beside references")
     benchmarks = bench.add_subparsers(title="benchmarks", required=True, metavar="BENCHMARK")
     local = benchmarks.add_parser("local", help="this machine: copies, loopback tcp, locate, the agent's process")

@@ -21,6 +21,8 @@ __all__ = [
     "AgentInfo",
     "Applied",
     "Apply",
+    "Canary",
+    "CanaryRead",
     "ClientHello",
     "ClientMessage",
     "ClientWelcome",
@@ -71,6 +73,9 @@ UPDATES_MAX = 1024
 DESCRIPTION_FIELDS_MAX = 256
 """Fields of a namespace's description; an engine gives some twenty. A frame full of them would cost twenty times its
 size."""
+
+ERROR_CHARACTERS_MAX = 1000
+"""Of a doctor's answer; it is for people."""
 
 WAIT_MS_MAX = 600_000
 """As long as a request may take at all."""
@@ -316,6 +321,20 @@ class Promoted(Message, frozen=True, tag=23):
     generations: bytes
 
 
+class Canary(Message, frozen=True, tag=30):
+    """One doctor asks another to read its pages as agents do, and to say how it went. Answer: CanaryRead."""
+
+
+class CanaryRead(Message, frozen=True, tag=31):
+    """What came of it: the transport, the median time of reading a small page, the rate of reading a large one; or the
+    error that ended it, and zeros."""
+
+    transport: _Name
+    latency_ns: _Counter
+    rate_bytes_per_s: _Counter
+    error: Annotated[str, msgspec.Meta(max_length=ERROR_CHARACTERS_MAX)]
+
+
 PeerMessage = (
     PeerHello
     | PeerWelcome
@@ -338,6 +357,8 @@ PeerMessage = (
     | CorruptReport
     | Promote
     | Promoted
+    | Canary
+    | CanaryRead
     | Ok
     | Refusal
 )

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvpeer.agent.memory import available_bytes
+from kvpeer.agent.memory import available_bytes, limit_bytes
 
 MiB = 1 << 20
 
@@ -16,7 +16,7 @@ def write(root: Path, **files: str) -> None:
 
 def group(root: Path, folder: str, names: tuple[str, str], limit: str, usage_mib: int, stat: str) -> None:
     path = root / "sys/fs/cgroup" / folder
-    path.mkdir(parents=True)
+    path.mkdir(parents=True, exist_ok=True)
     (path / names[0]).write_text(limit + "\n")
     (path / names[1]).write_text(f"{usage_mib * MiB}\n")
     (path / "memory.stat").write_text(stat)
@@ -52,3 +52,13 @@ def test_nothing_readable_is_nothing_known(tmp_path: Path) -> None:
     assert available_bytes(tmp_path) is None
     group(tmp_path, ".", V2, str(10 * MiB), 20, "")
     assert available_bytes(tmp_path) == 0, "over the limit there is nothing left, not less than nothing"
+
+
+def test_a_limit_is_the_containers_or_else_the_hosts_memory(tmp_path: Path) -> None:
+    assert limit_bytes(tmp_path) is None
+    write(tmp_path, proc__meminfo="MemTotal: 2048 kB\nMemAvailable: 1 kB\n")
+    assert limit_bytes(tmp_path) == 2 * MiB
+    group(tmp_path, "memory", V1, str(9223372036854771712), 1, "")  # no limit, in cgroup v1
+    assert limit_bytes(tmp_path) == 2 * MiB
+    group(tmp_path, ".", V2, str(MiB), 100, "")
+    assert limit_bytes(tmp_path) == MiB

@@ -391,11 +391,12 @@ GIB = 1 << 30
 FINE = HostFacts(
     memlock_bytes=8 << 20,
     has_ipc_lock=True,
-    memory_left_bytes=100 * GIB,
+    memory_bytes=100 * GIB,
+    memory_left_bytes=0,
     shm_bytes=16 * GIB,
     is_memfd_sealable=True,
     refused=frozenset(),
-    hugepages_free=((2 << 20, 10),),
+    hugepages=((2 << 20, 10),),
     seccomp="off",
 )
 WITH_RDMA = planned(machine(nic("a")))
@@ -409,8 +410,10 @@ WITHOUT = planned(machine())
         ({"has_ipc_lock": False}, PoolNeeds(64 * GIB, 0), WITH_RDMA, "memlock_low"),
         ({"has_ipc_lock": False, "memlock_bytes": None}, PoolNeeds(64 * GIB, 0), WITH_RDMA, None),
         ({"has_ipc_lock": False}, PoolNeeds(64 * GIB, 0), WITHOUT, None),
-        ({"memory_left_bytes": 63 * GIB}, PoolNeeds(64 * GIB, 0), WITHOUT, "memory_limit_low"),
-        ({"memory_left_bytes": 0}, PoolNeeds(20 << 20, 2 << 20), WITHOUT, None),
+        ({"memory_bytes": 63 * GIB}, PoolNeeds(64 * GIB, 0), WITHOUT, "memory_limit_low"),
+        ({"memory_bytes": 64 * GIB}, PoolNeeds(64 * GIB, 0), WITHOUT, None),
+        ({"memory_bytes": 64 * GIB}, PoolNeeds(64 * GIB, 0, headroom_bytes=1), WITHOUT, "memory_limit_low"),
+        ({"memory_bytes": 0}, PoolNeeds(20 << 20, 2 << 20), WITHOUT, None),
         ({}, PoolNeeds(22 << 20, 2 << 20), WITHOUT, "hugepages_short"),
         ({}, PoolNeeds(GIB, GIB), WITHOUT, "hugepages_short"),
         ({"is_memfd_sealable": False}, PoolNeeds(GIB, 0), WITHOUT, "memfd_unsealable"),

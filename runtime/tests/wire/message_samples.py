@@ -10,6 +10,8 @@ from kvpeer.wire.messages import (
     AgentInfo,
     Applied,
     Apply,
+    Canary,
+    CanaryRead,
     ClientHello,
     ClientWelcome,
     Commit,
@@ -95,6 +97,8 @@ PEER_SAMPLES: dict[str, tuple[Message, str]] = {
         Promoted(b"\0", b"\2\0\0\0", b"\3\0\0\0"),
         "9417" + "c40100" + "c40402000000" + "c40403000000",
     ),
+    "Canary": (Canary(), "911e"),
+    "CanaryRead": (CanaryRead("tcp", 90, 65536, ""), "951f" + "a3" + b"tcp".hex() + "5a" + "ce00010000" + "a0"),
     "Ok": (Ok(), "913c"),
     "Refusal": (Refusal(RefusalCode.BUSY, "no"), "933d" + "a4" + b"busy".hex() + "a26e6f"),
 }

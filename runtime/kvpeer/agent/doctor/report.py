@@ -57,13 +57,13 @@ def problems_text(problems: Iterable[Problem]) -> str:
 
 def facts_text(facts: HostFacts) -> str:
     """What the host and the container allow."""
-    hugepages = ", ".join(f"{n_free} of {size >> 20} MiB" for size, n_free in facts.hugepages_free if n_free)
+    hugepages = ", ".join(f"{n} of {size >> 20} MiB" for size, n in facts.hugepages if n)
     rows = {
-        "memory left": _gib(facts.memory_left_bytes, "unknown"),
+        "memory": f"{_gib(facts.memory_bytes, 'unknown')}, {_gib(facts.memory_left_bytes, 'unknown')} of it left",
         "lockable memory": "any (IPC_LOCK)" if facts.has_ipc_lock else _gib(facts.memlock_bytes, "any"),
         "shared memory": _gib(facts.shm_bytes, "none"),
         "sealed memory files": "yes" if facts.is_memfd_sealable else "refused",
-        "free huge pages": hugepages or "none",
+        "reserved huge pages": hugepages or "none",
         "seccomp": facts.seccomp,
         "refused calls": ", ".join(sorted(facts.refused)) or "none",
     }
@@ -181,13 +181,14 @@ def _device_values(device: RdmaDevice) -> dict[str, Any]:
 
 def _facts_values(facts: HostFacts) -> dict[str, Any]:
     return {
+        "memory_bytes": facts.memory_bytes,
         "memory_left_bytes": facts.memory_left_bytes,
         "memlock_bytes": facts.memlock_bytes,
         "has_ipc_lock": facts.has_ipc_lock,
         "shm_bytes": facts.shm_bytes,
         "is_memfd_sealable": facts.is_memfd_sealable,
         "refused": sorted(facts.refused),
-        "hugepages_free": {str(size): n_free for size, n_free in facts.hugepages_free},
+        "hugepages": {str(size): n for size, n in facts.hugepages},
         "seccomp": facts.seccomp,
     }
 

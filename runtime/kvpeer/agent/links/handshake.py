@@ -65,7 +65,7 @@ class Handshakes:
         is_welcome = False
         try:
             left_s = max(timeout_s - (loop.time() - started_at), 0.001)
-            answer = await link.request(PeerHello(self._security.cluster, self._info), left_s)
+            answer = await link.request(PeerHello(self._security.said_cluster, self._info), left_s)
             welcome = self._read_welcome(link, answer)
         except SelfDialledError:
             raise
@@ -96,7 +96,7 @@ class Handshakes:
         try:
             first = await asyncio.wait_for(link.first_request(), self._settings.hello_timeout_s)
             info = self._read_hello(link, first.body)
-            await link.reply(first.id, PeerWelcome(self._security.cluster, self._info, list(self._members())))
+            await link.reply(first.id, PeerWelcome(self._security.said_cluster, self._info, list(self._members())))
         except asyncio.TimeoutError:
             self._refuse(link, "hello_timeout", remote, f"no hello within {self._settings.hello_timeout_s} s")
         except PeerRejectedError as rejection:

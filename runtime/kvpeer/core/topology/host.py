@@ -16,24 +16,28 @@ SHM_BYTES_MIN = 1 << 30
 @dataclass(frozen=True, slots=True)
 class HostFacts:
     """As this process finds them. None: nobody can say, or there is no limit. `refused`: system calls of placement that
-    the kernel refuses, by name. `hugepages_free`: by size in bytes."""
+    the kernel refuses, by name. `memory_bytes`: the container's limit, or the host's memory; `memory_left_bytes`:
+    what is left of it, which an agent that runs already has less of. `hugepages`: reserved, by size in bytes."""
 
     memlock_bytes: int | None
     has_ipc_lock: bool
+    memory_bytes: int | None
     memory_left_bytes: int | None
     shm_bytes: int | None
     is_memfd_sealable: bool
     refused: frozenset[str]
-    hugepages_free: tuple[tuple[int, int], ...]
+    hugepages: tuple[tuple[int, int], ...]
     seccomp: str
 
 
 @dataclass(frozen=True, slots=True)
 class PoolNeeds:
-    """What the configuration asks for. `hugepage_bytes` 0: ordinary pages. `is_placed`: topology.numa is not none."""
+    """What the configuration asks for. `hugepage_bytes` 0: ordinary pages. `headroom_bytes`: memory that the
+    pool leaves to everybody else. `is_placed`: topology.numa is not none."""
 
     size_bytes: int
     hugepage_bytes: int
+    headroom_bytes: int = 0
     is_placed: bool = True
 
 
@@ -44,14 +48,14 @@ def judge(facts: HostFacts, pool: PoolNeeds, plan: Plan, *, requires_rdma: bool 
     uses_rdma = bool(plan.rails) or requires_rdma
     if uses_rdma and not facts.has_ipc_lock and _is_below(facts.memlock_bytes, pool.size_bytes):
         found.append((ProblemName.MEMLOCK_LOW, f"limit {_gib(facts.memlock_bytes or 0)}, {size}"))
-    if not pool.hugepage_bytes and _is_below(facts.memory_left_bytes, pool.size_bytes):
-        found.append((ProblemName.MEMORY_LIMIT_LOW, f"{_gib(facts.memory_left_bytes or 0)} left, {size}"))
+    if not pool.hugepage_bytes and _is_below(facts.memory_bytes, pool.size_bytes + pool.headroom_bytes):
+        found.append((ProblemName.MEMORY_LIMIT_LOW, f"limit {_gib(facts.memory_bytes or 0)}, {size}"))
     if pool.hugepage_bytes:
-        n_free = dict(facts.hugepages_free).get(pool.hugepage_bytes, 0)
+        n_reserved = dict(facts.hugepages).get(pool.hugepage_bytes, 0)
         n_needed = pool.size_bytes // pool.hugepage_bytes
-        if n_free < n_needed:
+        if n_reserved < n_needed:
             kind = f"{pool.hugepage_bytes >> 20} MiB"
-            found.append((ProblemName.HUGEPAGES_SHORT, f"{n_free} of {kind} free, {n_needed} needed"))
+            found.append((ProblemName.HUGEPAGES_SHORT, f"{n_reserved} of {kind} reserved, {n_needed} needed"))
     if not facts.is_memfd_sealable:
         found.append((ProblemName.MEMFD_UNSEALABLE, "memfd_create"))
     if pool.is_placed and plan.pool_nodes:

@@ -215,7 +215,7 @@ FIXES: Mapping[ProblemName, Fix] = MappingProxyType(
             "Allow sched_setaffinity in the container's seccomp profile, or set topology.numa: none.",
         ),
         ProblemName.POOL_ON_OTHER_NODE: _problem(
-            "Some of the pool lies on other nodes than planned, because those had no free memory.",
+            "Some of the pool lies on other nodes than planned, usually because those had none free.",
             "Make the pool smaller, or leave more memory free on the node (numactl --hardware shows it).",
         ),
         ProblemName.MEMLOCK_LOW: _problem(
@@ -224,11 +224,11 @@ FIXES: Mapping[ProblemName, Fix] = MappingProxyType(
             "systemd, --ulimit memlock=-1 in docker).",
         ),
         ProblemName.MEMORY_LIMIT_LOW: _problem(
-            "The container or host has less memory left than the pool may take, so that it cannot grow to its size.",
-            "Raise the container's memory limit above pool.size, or lower pool.size.",
+            "The container's memory limit, or the host's memory, is too small for the pool, which will stop growing.",
+            "Raise the container's memory limit 256 MiB and the engine's needs above pool.size, or lower pool.size.",
         ),
         ProblemName.HUGEPAGES_SHORT: _problem(
-            "Fewer huge pages are free than the pool needs.",
+            "Fewer huge pages are reserved than the pool needs.",
             "Reserve more (vm.nr_hugepages, or hugepages= on the kernel's command line, and hugepages-<size> in the "
             "pod's resources), or set pool.hugepages: none.",
         ),
