@@ -77,7 +77,7 @@ def run(config: AgentConfig, *, is_embedded: bool = False) -> int:
     Raises:
         ConfigError: it cannot start as configured.
     """
-    placement = Placement.of_machine(config.topology)
+    placement = Placement.of_machine(config)
     placement.pin_threads()
     try:
         import uvloop
@@ -114,7 +114,7 @@ class Agent:
         self.config = config
         self.agent_id = AgentId(os.urandom(AGENT_ID_BYTES))
         self._is_embedded = is_embedded
-        self._placement = placement or Placement.of_machine(config.topology)
+        self._placement = placement or Placement.of_machine(config)
         # Before anything is made in it: whoever came first would give it the mode that suits its own file.
         runtime_dir = private_folder(Path(config.agent.runtime_dir))
         self._registry = CollectorRegistry()

@@ -12,14 +12,27 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from kvpeer.agent.config import TopologySettings
+from kvpeer.agent.config import HUGEPAGE_BYTES, AgentConfig, TopologySettings
+from kvpeer.agent.facts import read_facts
 from kvpeer.agent.numa import bind_memory, pages_by_node
+from kvpeer.agent.pool import HEADROOM_BYTES
 from kvpeer.agent.sysfs import read_machine
-from kvpeer.core.topology import Plan, PlanRequest, Problem, ProblemName, Severity, collect, number_list, plan
+from kvpeer.core.topology import (
+    Plan,
+    PlanRequest,
+    PoolNeeds,
+    Problem,
+    ProblemName,
+    Severity,
+    collect,
+    judge,
+    number_list,
+    plan,
+)
 from kvpeer.metrics import Metrics
 from kvpeer.native import Pool
 
-__all__ = ["Placement", "plan_request"]
+__all__ = ["Placement", "plan_request", "pool_needs"]
 
 _log = logging.getLogger(__name__)
 
@@ -29,23 +42,31 @@ def plan_request(settings: TopologySettings, *, requires_rdma: bool = False) -> 
     return PlanRequest(settings.ranks, settings.gpus, settings.devices, requires_rdma)
 
 
+def pool_needs(config: AgentConfig) -> PoolNeeds:
+    """What the host has to allow."""
+    pool, is_placed = config.pool, config.topology.numa == "auto"
+    return PoolNeeds(pool.size_bytes, HUGEPAGE_BYTES[pool.hugepages], HEADROOM_BYTES, is_placed)
+
+
 class Placement:
     """The plan of this machine, and its execution for one agent. `extent_opened` is called on the thread that opens
     extents, one at a time; all else on the event loop's."""
 
-    def __init__(self, plan: Plan, *, is_on: bool) -> None:
+    def __init__(self, plan: Plan, *, is_on: bool, host_problems: Iterable[Problem] = ()) -> None:
         self.plan = plan
         self._is_on = is_on
-        self._problems = list(plan.problems)  # replaced, never changed: two threads look at it
+        self._problems = [*plan.problems, *host_problems]  # replaced, never changed: two threads look at it
         self._is_logged = False
         self._is_blind = False
         self._pool: tuple[int, int, int] | None = None  # address, bytes of an extent, bytes of a page
         self._pages_by_node: Counter[int] = Counter()  # replaced as a whole, never changed: another thread reads it
 
     @classmethod
-    def of_machine(cls, settings: TopologySettings, root: Path = Path("/")) -> Placement:
-        """The placement on this machine. Blocks for some 10 ms."""
-        return cls(plan(read_machine(root), plan_request(settings)), is_on=settings.numa == "auto")
+    def of_machine(cls, config: AgentConfig, root: Path = Path("/")) -> Placement:
+        """The placement on this machine, and what this host does not allow. Blocks for some 10 ms."""
+        made = plan(read_machine(root), plan_request(config.topology))
+        host_problems = judge(read_facts(), pool_needs(config), made)
+        return cls(made, is_on=config.topology.numa == "auto", host_problems=host_problems)
 
     @property
     def problems(self) -> tuple[Problem, ...]:
@@ -86,7 +107,7 @@ class Placement:
             return
         self._pages_by_node = self._pages_by_node + found
         elsewhere = sorted(set(found) - set(self.plan.pool_nodes))
-        if self._is_on and self.plan.pool_nodes and elsewhere and not self._has(ProblemName.POOL_ON_OTHER_NODE):
+        if self._is_on and self.plan.pool_nodes and elsewhere:
             self._found(ProblemName.POOL_ON_OTHER_NODE, f"nodes {number_list(elsewhere)}")
 
     def observe(self, metrics: Metrics) -> None:
@@ -118,6 +139,9 @@ class Placement:
         return any(problem.name is name for problem in self._problems)
 
     def _found(self, name: ProblemName, subject: str) -> None:
+        """Once for each name: that a call is refused may be known before it is made."""
+        if self._has(name):
+            return
         found = collect([(name, subject)], requires_rdma=False)
         self._problems = [*self._problems, *found]
         if self._is_logged:

@@ -11,7 +11,7 @@ import pytest
 from kvpeer.agent.config import load
 from kvpeer.agent.doctor import canary
 from kvpeer.agent.doctor.canary import Doctor
-from kvpeer.agent.doctor.facts import read_facts
+from kvpeer.agent.facts import read_facts
 from kvpeer.model import PeerUnavailableError
 from link_nodes import DEADLINE_S, HOST, SECRET
 from whole_agents import WholeAgent, with_agents

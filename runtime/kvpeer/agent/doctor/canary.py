@@ -79,13 +79,13 @@ class Doctor:
         """
         agent = config.agent
         self.id = AgentId(os.urandom(AGENT_ID_BYTES))
-        self._pool = _pool_with_pages(self.id)
-        self._server = DataServer(self._pool, agent.host, 0, server_limits(config.transport))
         metrics = build(CollectorRegistry())
         security = dataclasses.replace(open_security(config, self.id), role="doctor")
         settings = link_settings(config.limits)
         rng = random.Random()  # noqa: S311 - schedules dials
         self._links = PeerLinks(agent.host, control_port, security, metrics, settings, rng)
+        self._pool = _pool_with_pages(self.id)
+        self._server = DataServer(self._pool, agent.host, 0, server_limits(config.transport))
         self.info = AgentInfo(self.id, agent.name, agent.advertise_host, self._links.control_port, self._server.port)
         self._known: dict[AgentId, AgentInfo] = {self.id: self.info}
         self._view = ClusterView(self.info, lambda members: Ring.build(list(members)))

@@ -11,14 +11,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from kvpeer.agent.config import HUGEPAGE_BYTES, AgentConfig, Seed, load
+from kvpeer.agent.config import AgentConfig, Seed, load
 from kvpeer.agent.doctor.canary import CanaryResult, Doctor
-from kvpeer.agent.doctor.facts import read_facts
 from kvpeer.agent.doctor.report import as_values, facts_text, plan_text, problems_text
-from kvpeer.agent.placement import plan_request
-from kvpeer.agent.pool import HEADROOM_BYTES
+from kvpeer.agent.facts import read_facts
+from kvpeer.agent.placement import plan_request, pool_needs
 from kvpeer.agent.sysfs import read_machine
-from kvpeer.core.topology import PoolNeeds, Problem, Severity, judge, plan
+from kvpeer.core.topology import Problem, Severity, judge, plan
 from kvpeer.model import PeerUnavailableError
 
 __all__ = ["DoctorOptions", "doctor"]
@@ -81,10 +80,7 @@ def _examine_machine(config: AgentConfig, options: DoctorOptions) -> tuple[dict[
     problems, facts = made.problems, None
     if root == Path("/"):
         facts = read_facts()
-        pool = config.pool
-        is_placed = config.topology.numa == "auto"
-        needs = PoolNeeds(pool.size_bytes, HUGEPAGE_BYTES[pool.hugepages], HEADROOM_BYTES, is_placed)
-        problems += judge(facts, needs, made, requires_rdma=options.requires_rdma)
+        problems += judge(facts, pool_needs(config), made, requires_rdma=options.requires_rdma)
     if not options.is_json:
         sys.stdout.write(plan_text(machine, made))
         sys.stdout.write((facts_text(facts) if facts else "") + problems_text(problems))
