@@ -1,5 +1,6 @@
 """Machines are read from files as the kernel shows them, and planned as expected. The expected texts are what
-`kvpeer doctor` prints; after a change that is meant: `python -m machines` in runtime/tests writes them anew."""
+`kvpeer doctor` prints; after a change that is meant, `PYTHONPATH=.. python -m machines` in runtime/tests writes them
+anew."""
 
 from __future__ import annotations
 

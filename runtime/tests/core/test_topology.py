@@ -179,12 +179,14 @@ def test_devices_that_are_named_are_the_only_ones() -> None:
     assert ([rail.device.name for rail in made.rails], named(made)) == (["c"], {"device_unknown": ("x",)})
 
 
-def test_a_container_without_any_of_the_devices_has_a_problem_and_one_with_some_has_a_note() -> None:
+def test_a_container_without_any_of_the_devices_is_told_apart_from_one_with_some() -> None:
     hidden = nic("a", is_visible=False)
     none = planned(machine(hidden))
     assert named(none) == {"no_device_in_container": ("container",), "device_not_in_container": ("a",)}
-    assert not none.is_sound
-    assert planned(machine(hidden, nic("b"))).is_sound
+    assert none.is_sound
+    assert not planned(machine(hidden), requires_rdma=True).is_sound
+    some = planned(machine(hidden, nic("b")), requires_rdma=True)
+    assert (named(some), some.is_sound) == ({"device_not_in_container": ("a",)}, True)
 
 
 @pytest.mark.parametrize("devices", [(), (nic("a", driver="efa"),)], ids=["no RDMA", "EFA"])

@@ -11,6 +11,7 @@ _MEMBERSHIP = (
     "core/test_membership_rumours.py",
 )
 _LOCATE = ("core/test_locate.py",)
+_TOPOLOGY = ("core/test_topology.py",)
 _PULL = ("core/test_pull.py", "core/test_pull_properties.py")
 
 TESTS_OF_MODULE: dict[str, tuple[str, ...]] = {
@@ -54,6 +55,11 @@ TESTS_OF_MODULE: dict[str, tuple[str, ...]] = {
     "core/policy/fit": ("core/test_policy_fit.py",),
     "core/policy/costs": ("core/test_policy_fit.py",),
     "core/policy/ledger": ("core/test_policy_ledger.py",),
+    "core/topology/plan": _TOPOLOGY,
+    "core/topology/rails": _TOPOLOGY,
+    "core/topology/gids": _TOPOLOGY,
+    "core/topology/distance": _TOPOLOGY,
+    "core/topology/host": _TOPOLOGY,
     "core/eviction/lru": ("core/test_slots.py", "core/test_slots_stateful.py"),
 }
 """In the order in which they run: first those whose mistakes mean wrong bytes or calls that never end."""

@@ -127,10 +127,11 @@ FIXES: Mapping[ProblemName, Fix] = MappingProxyType(
             "Nothing, if that is intended; otherwise load the NIC's driver (mlx5_ib, irdma, bnxt_re, ...).",
             matters_for_rdma=True,
         ),
-        ProblemName.NO_DEVICE_IN_CONTAINER: _problem(
-            "The machine has RDMA devices, but this container was given none of them.",
+        ProblemName.NO_DEVICE_IN_CONTAINER: _note(
+            "The machine has RDMA devices, but this container was given none of them, so pages go by tcp.",
             "Request the RDMA resource of the device plugin in the pod (such as rdma/hca: 1), or pass "
             "--device /dev/infiniband to the container.",
+            matters_for_rdma=True,
         ),
         ProblemName.DEVICE_NOT_IN_CONTAINER: _note(
             "A device that sysfs shows is not in this container; it is not used.",
