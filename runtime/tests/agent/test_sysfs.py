@@ -79,6 +79,35 @@ def test_a_file_that_makes_no_sense_is_named_and_the_rest_is_planned(
     assert len(made.ranks) == 2
 
 
+@pytest.fixture(scope="module", params=["single_nic", "gb200"])
+def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path]]:
+    root = expand(shape_text(request.param), tmp_path_factory.mktemp(request.param))
+    return root, sorted(path for path in root.rglob("*") if path.is_file() and not path.is_symlink())
+
+
+_CONTENTS = st.one_of(
+    st.binary(max_size=40),
+    st.text("0123456789-, :abf", max_size=20).map(str.encode),
+    st.sampled_from([b"", b"-1", b"\xd9\xa3", b"9" * 30, b"0-70000", b"fe80::1%eth0", b"::ffff:1.2.3.4", b"4: ACTIVE"]),
+)
+
+
+@given(st.data())
+def test_whatever_a_file_holds_there_is_a_machine_and_a_plan(
+    files: tuple[Path, list[Path]], data: st.DataObject
+) -> None:
+    root, paths = files
+    path = data.draw(st.sampled_from(paths))
+    before = path.read_bytes()
+    path.write_bytes(data.draw(_CONTENTS))
+    try:
+        machine = read_machine(root)
+        expected_text(machine)
+        assert set(plan(machine, PlanRequest()).pool_nodes) <= {node.number for node in machine.host_nodes}
+    finally:
+        path.write_bytes(before)
+
+
 def test_folders_where_files_should_be_are_named(tmp_path: Path) -> None:
     machine = read(tmp_path, "sys/class/infiniband/mlx5_0/ports/1/rate/\nsys/class/infiniband/mlx5_0/ports/1/state/")
     assert set(machine.unread) == {f"/sys/class/infiniband/mlx5_0/ports/1/{name}" for name in ("rate", "state")}

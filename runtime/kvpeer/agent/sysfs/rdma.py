@@ -28,7 +28,7 @@ _LAYERS = {"InfiniBand": LinkLayer.INFINIBAND, "Ethernet": LinkLayer.ETHERNET}
 def read_rdma(tree: Tree) -> tuple[RdmaDevice, ...]:
     """All devices that sysfs shows, in natural order of their names; it shows those of other containers, too."""
     verbs_files = {
-        tree.text(f"{_VERBS}/{name}/ibdev"): name for name in tree.names(_VERBS) if name.startswith("uverbs")
+        tree.name(f"{_VERBS}/{name}/ibdev"): name for name in tree.names(_VERBS) if name.startswith("uverbs")
     }
     return tuple(_device(tree, name, verbs_files.get(name, "")) for name in tree.names(_CLASS)[:DEVICES_MAX])
 
@@ -100,4 +100,4 @@ def _gids(tree: Tree, folder: str, layer: LinkLayer) -> Iterator[Gid]:
         kind = GidKind.ROCE_V2 if is_v2 else GidKind.ROCE_V1
         if layer is LinkLayer.INFINIBAND:
             kind = GidKind.INFINIBAND
-        yield Gid(int(index), address, kind, tree.text(f"{folder}/gid_attrs/ndevs/{index}") or "")
+        yield Gid(int(index), address, kind, tree.name(f"{folder}/gid_attrs/ndevs/{index}"))

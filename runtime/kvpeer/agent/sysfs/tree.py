@@ -25,6 +25,8 @@ UNREAD_MAX = 64
 NUMBERS_MAX = 1 << 16
 """In a list such as 0-55,112-167: no kernel has more CPUs."""
 
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]{0,63}")
+
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
 
@@ -52,6 +54,14 @@ class Tree:
             if error.errno not in _ABSENT:
                 self.fault(path)
             return None
+
+    def name(self, path: str) -> str:
+        """The name of a device that the file holds, fit to be a part of a path; empty where there is none."""
+        text = self.text(path) or ""
+        if text and not _NAME.fullmatch(text):
+            self.fault(path)
+            return ""
+        return text
 
     def number(self, path: str) -> int | None:
         """The whole number that the file holds; None as in `text`."""
