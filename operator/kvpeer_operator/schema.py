@@ -3,8 +3,8 @@
 `python -m kvpeer_operator.schema FOLDER` writes the manifests (`make crds`).
 
 A structural schema has no references, no titles, no nulls; a part that has defaults for all its fields gets the
-default {}, so that the API server fills them in. Unknown fields are pruned by the API server, and refused by kubectl
-(`--validate=strict`, its default).
+default {}, so that the API server fills them in (a part with rules: the whole). Unknown fields are pruned by the API
+server, and refused by kubectl (`--validate=strict`, its default).
 """
 
 from __future__ import annotations
@@ -146,8 +146,9 @@ def _plain(schema: _Schema, definitions: Mapping[str, _Schema]) -> Any:
 
 
 def _without_foreign_default(part: _Schema) -> _Schema:
-    """Parts have the default {}: the defaults of their fields stand at the fields, and nowhere twice."""
-    return {**part, "default": {}} if "default" in part and "properties" in part else part
+    """Parts have the default {}: the defaults of their fields stand at the fields, and nowhere twice. Only parts with
+    rules have it whole, because the API server judges a default by them before it fills in the fields'."""
+    return {**part, "default": {}} if "default" in part and "properties" in part and RULES not in part else part
 
 
 def _without_defaults(schema: _Schema) -> _Schema:
