@@ -18,6 +18,7 @@ from kvpeer_operator.reconcile import (
     Observed,
     cluster_status,
     governing_policy,
+    is_left_over,
     look_again_s,
     plan,
     policy_status,
@@ -93,12 +94,13 @@ class Reconciler:
 
     def _observe(self, key: ClusterKey, cluster: PeerCacheCluster, policies: tuple[P2PPolicy, ...]) -> Observed:
         namespace = key.namespace
+        secret = self._api.get("Secret", namespace, cluster.spec.security.secret_name or secret_name(key.name))
         return Observed(
             cluster=cluster,
             policies=policies,
             pods=tuple(self._api.list("Pod", namespace, f"{CLUSTER_LABEL}={key.name}")),
             service=self._api.get("Service", namespace, service_name(key.name)),
-            secret=self._api.get("Secret", namespace, cluster.spec.security.secret_name or secret_name(key.name)),
+            secret=None if secret and is_left_over(secret, cluster) else secret,
             trial=self._api.get("Pod", namespace, trial_name(cluster)),
             refusal=self._refusals.get(key),
         )

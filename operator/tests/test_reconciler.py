@@ -11,6 +11,10 @@ from kvpeer_operator.reconciler import Reconciler, admit_pod
 from store import KEY, SECRET, TIME, Store, cluster_object, pod_object, policy_object
 
 
+def _anew() -> dict[str, object]:
+    return {**cluster_object()["metadata"], "uid": "c-2"}
+
+
 def _look(store: Store, reconciler: Reconciler | None = None, now: float = 0.0) -> list[str]:
     store.writes.clear()
     (reconciler or Reconciler(store)).look(KEY, now, TIME, SECRET)
@@ -113,6 +117,23 @@ def test_a_secret_that_the_user_has_to_make_is_looked_for() -> None:
     assert reconciler.look(KEY, 0.0, TIME, SECRET) == 30.0
     store.objects["Secret", "mine"] = {"kind": "Secret", "metadata": {"name": "mine"}, "data": {"secret": "YWI="}}
     assert reconciler.look(KEY, 0.0, TIME, SECRET) == 300.0
+
+
+def test_the_secret_of_an_earlier_cluster_of_that_name_is_none() -> None:
+    """The garbage collector takes it away at some time: until then it is waited for, and then one is made."""
+    store = Store(cluster_object())
+    _converge(store)
+    store.objects["PeerCacheCluster", "chat"] = {**cluster_object(), "metadata": _anew()}
+    reconciler = Reconciler(store)
+    reconciler.look(KEY, 0.0, TIME, SECRET)
+    store.objects["Pod", "chat-kvpeer-trial"]["status"] = {"phase": "Succeeded"}
+    assert reconciler.look(KEY, 0.0, TIME, SECRET) == 30.0
+    conditions = store.objects["PeerCacheCluster", "chat"]["status"]["conditions"]
+    assert {each["type"]: each["reason"] for each in conditions}["SecretReady"] == "BeingMade"
+    del store.objects["Secret", "chat-kvpeer-secret"]
+    _converge(store)
+    owners = store.objects["Secret", "chat-kvpeer-secret"]["metadata"]["ownerReferences"]
+    assert [each["uid"] for each in owners] == ["c-2"]
 
 
 def test_a_cluster_that_is_gone_leaves_its_policies_without_one() -> None:

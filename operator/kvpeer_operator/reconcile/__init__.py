@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvpeer_operator.reconcile.observed import Observed
+from kvpeer_operator.reconcile.observed import Observed, is_left_over
 from kvpeer_operator.reconcile.plan import Apply, Change, Create, Delete, look_again_s, plan
 from kvpeer_operator.reconcile.policies import governing_policy
 from kvpeer_operator.reconcile.status import cluster_status, policy_status
@@ -15,6 +15,7 @@ __all__ = [
     "Observed",
     "cluster_status",
     "governing_policy",
+    "is_left_over",
     "look_again_s",
     "plan",
     "policy_status",

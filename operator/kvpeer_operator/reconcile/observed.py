@@ -10,7 +10,17 @@ from kvpeer_operator.injection import INJECTED_ANNOTATION, SETTINGS_ANNOTATION, 
 from kvpeer_operator.injection.names import AGENT_CONTAINER
 from kvpeer_operator.models import P2PPolicy, PeerCacheCluster
 
-__all__ = ["Observed", "Refusal", "agent_runs", "annotation", "is_member", "is_over", "is_skipped", "settings_of"]
+__all__ = [
+    "Observed",
+    "Refusal",
+    "agent_runs",
+    "annotation",
+    "is_left_over",
+    "is_member",
+    "is_over",
+    "is_skipped",
+    "settings_of",
+]
 
 Object = Mapping[str, Any]
 """A Kubernetes object as the API server gives it."""
@@ -50,6 +60,13 @@ class Observed:
     secret: Object | None = None
     trial: Object | None = None
     refusal: Refusal | None = None
+
+
+def is_left_over(obj: Object, cluster: PeerCacheCluster) -> bool:
+    """Whether the object was an earlier cluster's of the same name: the garbage collector is about to take it away, and
+    there is no event when it has."""
+    owners = {each["uid"] for each in obj["metadata"].get("ownerReferences") or () if each["kind"] == cluster.kind}
+    return bool(owners) and cluster.metadata.uid not in owners
 
 
 def annotation(pod: Object, name: str) -> str:
