@@ -43,6 +43,8 @@ _tasks: set[asyncio.Task[None]] = set()
 @kopf.on.startup()
 async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> None:
     """Connects, makes the certificate, starts the tasks."""
+    # A line for each probe of the kubelet's and each pod would bury what matters.
+    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
     settings.posting.enabled = False
     settings.scanning.disabled = True  # the resources are there before the operator, in all or in given namespaces
     settings.watching.server_timeout, settings.watching.client_timeout, settings.watching.connect_timeout = 120, 150, 5

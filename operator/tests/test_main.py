@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import logging
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -107,3 +108,4 @@ def test_the_operator_starts_and_stops(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert {name: set(vars(group)) for name, group in vars(settings).items()} == known
     assert isinstance(settings.admission.server, kopf.WebhookServer)
     assert settings.watching.label_selectors["pods"] == "kvpeer.io/cluster"
+    assert not logging.getLogger("aiohttp.access").isEnabledFor(logging.INFO)
