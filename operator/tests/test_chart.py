@@ -178,8 +178,6 @@ _RESOURCES = {
 }
 _WATCHED = ("peercacheclusters", "p2ppolicies", "pods")
 _OF_OWNER_REFERENCES = {("peercacheclusters/finalizers", "update")}
-_OF_READING_ALL = {("p2ppolicies", "get")}
-"""Given beside list and watch, which tell as much."""
 
 
 def test_the_rights_are_those_that_are_used() -> None:
@@ -198,7 +196,7 @@ def test_the_rights_are_those_that_are_used() -> None:
         for resource in rule["resources"]
         for verb in rule["verbs"]
     }
-    assert given == used | _OF_OWNER_REFERENCES | _OF_READING_ALL
+    assert given == used | _OF_OWNER_REFERENCES
 
 
 def test_with_namespaces_given_it_has_no_rights_elsewhere() -> None:
