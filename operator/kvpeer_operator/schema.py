@@ -55,7 +55,7 @@ def cluster_crd() -> _Schema:
     ]
     columns = [
         _column("Ready", "string", ".status.conditions[?(@.type=='Ready')].status", "Whether engines share pages."),
-        _column("Agents", "integer", ".status.members.ready", "Pods whose agent runs."),
+        _column("Agents", "integer", ".status.members.ready", "Pods whose agent's container runs."),
         _column("Expected", "integer", ".status.members.expected", "Pods with an agent."),
         _column("Pool", "string", ".spec.pool.size", "Memory for pages, for each engine pod."),
         _column("Skipped", "integer", ".status.members.skipped", "Pods that opted in and run without.", priority=1),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -275,8 +276,7 @@ def test_settings_of_the_pod_win_over_the_policy() -> None:
 def test_nothing_waits_for_the_agent() -> None:
     agent = _agent(injected(pod(VLLM)))
     assert agent["restartPolicy"] == "Always"
-    assert "livenessProbe" in agent
-    assert not {"startupProbe", "readinessProbe", "lifecycle"} & agent.keys()
+    assert not {"startupProbe", "readinessProbe", "livenessProbe", "lifecycle"} & agent.keys()
 
 
 def test_what_the_agent_mounts_is_optional_and_the_engine_cannot_read_the_secret() -> None:
@@ -289,15 +289,29 @@ def test_what_the_agent_mounts_is_optional_and_the_engine_cannot_read_the_secret
     assert all(each["readOnly"] for each in engine["volumeMounts"])
 
 
-def test_an_agent_that_ends_at_once_was_seen_running_before(tmp_path: Path) -> None:
-    """The kubelet goes on to the engine when it has seen the sidecar run: the agent's script takes its time first."""
+def test_the_container_runs_on_when_the_agent_ends_and_ends_when_it_is_told_to(tmp_path: Path) -> None:
+    """Or the pod would not be ready as long as the agent does not run."""
     script = _agent(injected(pod(VLLM)))["command"][2]
-    for name, line in (("sleep", f"echo slept $1 >> {tmp_path}/log"), ("kvpeer", f"echo ran $1 >> {tmp_path}/log")):
-        stub = tmp_path / name
-        stub.write_text(f"#!/bin/sh\n{line}\n")
-        stub.chmod(0o755)
-    subprocess.run(["sh", "-c", script], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, check=True, timeout=10)
-    assert (tmp_path / "log").read_text() == "slept 3\nran agent\n"
+    log = tmp_path / "log"
+    # The third one stays, and ends a little after it was told to.
+    stays = f"trap 'sleep 0.2; echo over >> {log}; exit 0' TERM; echo up >> {log}; while :; do sleep 0.05; done"
+    _stub(tmp_path / "kvpeer", f'echo "$1" >> {log}; [ $(grep -c agent {log}) -lt 3 ] || {{ {stays}; }}')
+    _stub(tmp_path / "sleep", f'[ "$1" != 10 ] && exec /bin/sleep "$1"; echo "slept $1" >> {log}')
+    container = subprocess.Popen(["sh", "-c", script], env={"PATH": f"{tmp_path}:/usr/bin:/bin"})
+    try:
+        end = time.monotonic() + 10
+        while not (log.exists() and "up" in log.read_text()) and time.monotonic() < end:
+            time.sleep(0.02)
+        container.terminate()
+        container.wait(10)
+    finally:
+        container.kill()
+    assert log.read_text().split("\n") == ["agent", "slept 10", "agent", "slept 10", "agent", "up", "over", ""]
+
+
+def _stub(path: Path, line: str) -> None:
+    path.write_text(f"#!/bin/sh\n{line}\n")
+    path.chmod(0o755)
 
 
 def test_both_containers_are_fit_for_the_restricted_standard() -> None:

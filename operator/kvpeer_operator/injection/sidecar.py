@@ -1,7 +1,8 @@
 """The containers and volumes that a pod gets.
 
-The agent can neither stop nor evict the engine: no startup or readiness probe waits for it, what it mounts is
-optional, and it has the pod's quality of service. Both containers satisfy the "restricted" pod security standard.
+The agent can neither stop nor evict the engine: its container has no probe and does not end with the agent, what it
+mounts is optional, and it has the pod's quality of service. Both containers satisfy the "restricted" pod security
+standard.
 """
 
 from __future__ import annotations
@@ -27,11 +28,21 @@ from kvpeer_operator.models import PeerCacheCluster
 
 __all__ = ["AGENT_SCRIPT", "PAYLOAD_SCRIPT", "SECURITY_CONTEXT", "agent_container", "payload_container", "volumes"]
 
-HEAD_START_S = 3
-"""Before the agent starts, and so before it can end: the kubelet looks at containers once a second and goes on to the
-next one when it has seen this one running. An agent that ended at once (a missing Secret) would hold the engine."""
+RESTART_S = 10
+"""From an agent's end to its next start, which takes half a second of a core."""
 
-AGENT_SCRIPT = f"sleep {HEAD_START_S}; exec kvpeer agent"
+AGENT_SCRIPT = f"""\
+trap 'ended=1; kill -TERM $agent' TERM
+while [ -z "$ended" ]; do
+  kvpeer agent & agent=$!
+  wait $agent
+  [ -n "$ended" ] || {{ sleep {RESTART_S} & agent=$!; wait $agent; }}
+done
+wait
+"""
+"""Starts the agent again whenever it ends, until the container is told to. A container that ended would do harm: before
+the engine it holds the engine's start, and later the pod is not ready, and gets no requests, until it runs again."""
+
 PAYLOAD_SCRIPT = f"cp -R /payload/. {PAYLOAD_FOLDER}/"
 
 SECURITY_CONTEXT: dict[str, Any] = {
@@ -76,13 +87,6 @@ def agent_container(cluster: PeerCacheCluster, quality: Quality) -> dict[str, An
         command=["sh", "-c", AGENT_SCRIPT],
         env=agent_environment(cluster),
         ports=[{"name": f"kvp-{name}", "containerPort": port, "protocol": "TCP"} for name, port in ports.items()],
-        livenessProbe={
-            "httpGet": {"path": "/healthz", "port": spec.ports.metrics},
-            "initialDelaySeconds": 15,
-            "periodSeconds": 10,
-            "timeoutSeconds": 5,
-            "failureThreshold": 6,
-        },
         volumeMounts=mounts,
     )
 

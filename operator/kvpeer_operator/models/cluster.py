@@ -216,7 +216,7 @@ class MemberCounts(Model):
     """Pods of the cluster."""
 
     expected: Annotated[int, Field(ge=0, description="Pods with an agent.")] = 0
-    ready: Annotated[int, Field(ge=0, description="Of these, pods whose agent runs.")] = 0
+    ready: Annotated[int, Field(ge=0, description="Of these, pods whose agent's container runs.")] = 0
     outdated: Annotated[int, Field(ge=0, description="Of these, pods that run with earlier settings.")] = 0
     skipped: Annotated[int, Field(ge=0, description="Pods that opted in and run without an agent.")] = 0
 
