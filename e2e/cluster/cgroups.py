@@ -56,4 +56,4 @@ def _is_removed(root: Path) -> bool:
 def _hierarchies() -> Iterator[Path]:
     if (_MOUNT / "cgroup.controllers").exists():
         raise SystemExit("the local cluster was made for cgroups v1, and this machine has v2 alone")
-    yield from (each for each in sorted(_MOUNT.iterdir()) if each.is_dir() and each.name != "unified")
+    yield from (each for each in sorted(_MOUNT.iterdir()) if each.is_dir())
