@@ -1,0 +1,1 @@
+"""A small machine with RDMA devices, for hosts that have none."""
