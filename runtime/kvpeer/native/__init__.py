@@ -1,4 +1,4 @@
-"""The native data plane (libkvpeer.so) for Python: page bytes, checksums, tcp data connections, the directory table.
+"""The native data plane (libkvpeer.so) for Python: page bytes, checksums, data connections, the directory table.
 
 The library is loaded at the first use; ConfigError says which file is missing or does not fit. Its calls release the
 GIL. Arrays are numpy arrays, C-contiguous and of exactly the dtype that a method names; they are checked, never copied
@@ -17,9 +17,19 @@ from kvpeer.native.directory import DirectoryStats, DirectoryTable
 from kvpeer.native.map import PoolMap, StridedLayout
 from kvpeer.native.pool import Pool
 from kvpeer.native.server import CAPABILITY_BYTES, DataServer, ServerLimits, ServerStats
+from kvpeer.native.verbs import (
+    ENDPOINT_BYTES,
+    EXTENT_BYTES,
+    VerbsConnection,
+    VerbsDevice,
+    VerbsSettings,
+    VerbsStats,
+)
 
 __all__ = [
     "CAPABILITY_BYTES",
+    "ENDPOINT_BYTES",
+    "EXTENT_BYTES",
     "LIBRARY_PATH",
     "PART_DTYPE",
     "DataConnection",
@@ -33,6 +43,10 @@ __all__ = [
     "ServerLimits",
     "ServerStats",
     "StridedLayout",
+    "VerbsConnection",
+    "VerbsDevice",
+    "VerbsSettings",
+    "VerbsStats",
     "build_info",
     "copy_crc64",
     "crc64",

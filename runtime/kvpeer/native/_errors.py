@@ -32,6 +32,7 @@ class Code(IntEnum):
     EREFUSED = -6
     EPROTO = -7
     EFULL = -8
+    ENODEVICE = -9
 
 
 _MEANING: dict[Code, tuple[type[KvPeerError], str]] = {
@@ -42,6 +43,7 @@ _MEANING: dict[Code, tuple[type[KvPeerError], str]] = {
     Code.EREFUSED: (AdmissionRefusedError, "the other side refused the capability"),
     Code.EPROTO: (RemoteProtocolError, "the other side broke the protocol"),
     Code.EFULL: (CapacityError, "a limit is reached"),
+    Code.ENODEVICE: (ConfigError, "this machine has no usable RDMA device"),
 }
 
 

@@ -17,12 +17,14 @@ __all__ = [
     "Layout",
     "ServerCounters",
     "ServerLimitValues",
+    "VerbsCounters",
+    "VerbsSettings",
     "declared_functions",
     "library",
     "load",
 ]
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 """KVP_ABI_VERSION of the header that this binding was written for."""
 
 LIBRARY_PATH = Path(__file__).with_name("libkvpeer.so")
@@ -82,6 +84,28 @@ class DirectoryCounters(ctypes.Structure):
     ]
 
 
+class VerbsSettings(ctypes.Structure):
+    """kvp_verbs_settings."""
+
+    _fields_ = [
+        ("device", _text),
+        ("gid_index", ctypes.c_int32),
+        ("connections_max", _u32),
+        ("reader_connections_max", _u32),
+    ]
+
+
+class VerbsCounters(ctypes.Structure):
+    """kvp_verbs_stats."""
+
+    _fields_ = [
+        ("connections_open", _u64),
+        ("connections_accepted", _u64),
+        ("connections_replaced", _u64),
+        ("registered_bytes", _u64),
+    ]
+
+
 # name: (result, arguments). Arrays and handles are plain addresses; `_arrays` checks what they point at.
 _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "kvp_abi_version": (_u32, []),
@@ -127,6 +151,29 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     ),
     "kvp_conn_shutdown": (None, [_pointer]),
     "kvp_conn_free": (None, [_pointer]),
+    "kvp_verbs_open": (_int, [_pointer, _pointer, _pointer, _u64, _pointer]),
+    "kvp_verbs_close": (None, [_pointer]),
+    "kvp_verbs_device": (_text, [_pointer]),
+    "kvp_verbs_register": (_int, [_pointer, _pointer, _u64]),
+    "kvp_verbs_unregister": (_int, [_pointer, _pointer]),
+    "kvp_verbs_extents": (_i64, [_pointer, _u32, _u64, _pointer]),
+    "kvp_verbs_accept": (_int, [_pointer, _text, _text, _pointer]),
+    "kvp_verbs_revoke": (_int, [_pointer, _text]),
+    "kvp_verbs_get_stats": (None, [_pointer, _pointer]),
+    "kvp_verbs_conn_create": (_int, [_pointer, _text, _pointer, _pointer]),
+    "kvp_verbs_conn_connect": (_int, [_pointer, _text]),
+    "kvp_verbs_conn_learn": (_int, [_pointer, _u32, _u64, _text]),
+    "kvp_verbs_conn_knows": (_int, [_pointer, _u64, _pointer]),
+    "kvp_verbs_conn_fetch": (
+        _int,
+        [
+            *[_pointer, _u64, _pointer, _pointer, _pointer, _pointer, _pointer],
+            *[_int, _u64, _pointer, _pointer, _pointer],
+        ],
+    ),
+    "kvp_verbs_conn_fault": (_text, [_pointer]),
+    "kvp_verbs_conn_shutdown": (None, [_pointer]),
+    "kvp_verbs_conn_free": (None, [_pointer]),
     "kvp_dir_create": (_int, [_u32, _int, _pointer]),
     "kvp_dir_destroy": (None, [_pointer]),
     "kvp_dir_apply": (

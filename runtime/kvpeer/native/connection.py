@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,10 +31,10 @@ from kvpeer.native._handle import Handle
 from kvpeer.native._library import library
 from kvpeer.native.server import CAPABILITY_BYTES
 
-__all__ = ["DataConnection", "FetchedPages"]
+__all__ = ["DataConnection", "FetchedPages", "fetch_pages"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class FetchedPages:
     """What became of the pages of one fetch.
 
@@ -45,7 +46,43 @@ class FetchedPages:
     outcomes: U1
     parts: npt.NDArray[Any]
     n_parts: U2
-    error: KvPeerError | None
+    error: KvPeerError | None = None
+
+    @classmethod
+    def unanswered(cls, n: int, error: KvPeerError | None = None) -> FetchedPages:
+        """Returns n misses: the producer said nothing of them."""
+        return cls(np.full(n, Outcome.MISS, u1), np.empty((n, PARTS_MAX), PART_DTYPE), np.zeros(n, u2), error)
+
+
+def fetch_pages(
+    function: Callable[..., int],
+    connection: int,
+    slots: U4,
+    generations: U4,
+    keys: Keys,
+    lengths: U4,
+    destinations: U8,
+    verify: Verify,
+    deadline_ns: int,
+) -> tuple[int, FetchedPages]:
+    """Calls a native fetch; returns its code and what became of the pages, without an error."""
+    n = len(slots)
+    fetched = FetchedPages.unanswered(n)
+    code = function(
+        connection,
+        n,
+        address("slots", slots, u4, n),
+        address("generations", generations, u4, n),
+        key_address(keys, n),
+        address("lengths", lengths, u4, n),
+        address("destinations", destinations, u8, n),
+        verify,
+        deadline_ns,
+        fetched.parts.ctypes.data,
+        fetched.n_parts.ctypes.data,
+        fetched.outcomes.ctypes.data,
+    )
+    return code, fetched
 
 
 class DataConnection(Handle):
@@ -100,28 +137,14 @@ class DataConnection(Handle):
         Raises:
             LocalProtocolError: an array is not as described, or n is more than a request may hold.
         """
-        n = len(slots)
-        outcomes, n_parts = np.full(n, Outcome.MISS, u1), np.zeros(n, u2)
-        parts = np.empty((n, PARTS_MAX), PART_DTYPE)
-        code = library().kvp_conn_fetch(
-            self._pointer,
-            n,
-            address("slots", slots, u4, n),
-            address("generations", generations, u4, n),
-            key_address(keys, n),
-            address("lengths", lengths, u4, n),
-            address("destinations", destinations, u8, n),
-            verify,
-            deadline_ns,
-            parts.ctypes.data,
-            n_parts.ctypes.data,
-            outcomes.ctypes.data,
-        )
-        action = f"fetch {n} pages from {self._peer}"
+        action = f"fetch {len(slots)} pages from {self._peer}"
+        batch = (slots, generations, keys, lengths, destinations)
+        code, fetched = fetch_pages(library().kvp_conn_fetch, self._pointer, *batch, verify, deadline_ns)
         if code == Code.EINVAL:
             raise error_for(code, action)
-        error = None if code == Code.OK else error_for(code, action, PeerUnavailableError)
-        return FetchedPages(outcomes, parts, n_parts, error)
+        if code != Code.OK:
+            fetched.error = error_for(code, action, PeerUnavailableError)
+        return fetched
 
     def shutdown(self) -> None:
         """Makes a fetch in another thread return soon, with an error in its result. Thread-safe; never blocks."""

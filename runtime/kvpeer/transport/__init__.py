@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 from kvpeer.transport.base import CHUNK_BYTES_MAX, FetchBatch, FetchResult, NotAskedError, Transport
-from kvpeer.transport.connections import CapabilitySource, Producer
+from kvpeer.transport.peer import PooledPeer
 from kvpeer.transport.shm import ShmTransport
-from kvpeer.transport.tcp import TcpPeer
+from kvpeer.transport.tcp import CapabilitySource, Producer, TcpPeer
+from kvpeer.transport.verbs import ProducerControl, VerbsPeer
 
 __all__ = [
     "CHUNK_BYTES_MAX",
@@ -16,8 +17,11 @@ __all__ = [
     "FetchBatch",
     "FetchResult",
     "NotAskedError",
+    "PooledPeer",
     "Producer",
+    "ProducerControl",
     "ShmTransport",
     "TcpPeer",
     "Transport",
+    "VerbsPeer",
 ]

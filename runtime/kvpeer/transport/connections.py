@@ -1,41 +1,50 @@
-"""A bounded pool of data connections to one producer, opened when they are needed."""
+"""A bounded pool of connections to one producer, of whatever kind, opened when they are needed."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from kvpeer.core.reasons import UnaskedReason
-from kvpeer.model import PeerUnavailableError
-from kvpeer.native import DataConnection, monotonic_ns
-from kvpeer.transport.base import NotAskedError
+from kvpeer.model import PeerUnavailableError, Verify
+from kvpeer.native import FetchedPages, monotonic_ns
+from kvpeer.transport.base import FetchBatch, NotAskedError
 
-__all__ = ["CapabilitySource", "ConnectionPool", "Lease", "Producer"]
+__all__ = ["Connection", "ConnectionPool", "Lease", "OpenConnection"]
 
-CapabilitySource = Callable[[int], bytes]
-"""Asks the producer for a capability (32 bytes) by a deadline (`monotonic_ns`): the control channel does.
+
+class Connection(Protocol):
+    """A way to one producer's pages; one fetch at a time. Owns what it needs of the system until `close`."""
+
+    @property
+    def pages_max(self) -> int:
+        """Pages that one fetch may ask for."""
+
+    def fetch(self, batch: FetchBatch, verify: Verify, deadline_ns: int) -> FetchedPages:
+        """Fetches pages, verified. With an error in the result, or after it raised, the connection is of no use."""
+
+    def shutdown(self) -> None:
+        """Ends a fetch in another thread soon. Thread-safe; never blocks."""
+
+    def close(self) -> None:
+        """Frees it. Not while it fetches."""
+
+
+OpenConnection = Callable[[int], Connection]
+"""Opens a connection by a deadline (`monotonic_ns`).
 
 Raises:
     KvPeerError: there is none; nothing else may come out.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Producer:
-    """Whose pages are read, by whom, and where. host is numeric; the ids are those of this run of the two agents."""
-
-    host: str
-    data_port: int
-    producer_id: bytes
-    reader_id: bytes
-
-
 @dataclass(slots=True, eq=False)
 class Lease:
     """A connection on loan to one fetch. `is_reused`: an earlier one had it; the producer may have closed it since."""
 
-    connection: DataConnection
+    connection: Connection
     is_reused: bool = False
     idle_since_ns: int = 0
 
@@ -46,9 +55,8 @@ class ConnectionPool:
     One lock protects all state; connections are opened and closed outside of it.
     """
 
-    def __init__(self, producer: Producer, capability: CapabilitySource, connections_max: int) -> None:
-        self._producer = producer
-        self._capability = capability
+    def __init__(self, open_connection: OpenConnection, connections_max: int) -> None:
+        self._open_connection = open_connection
         self._connections_max = connections_max
         self._changed = threading.Condition()  # protects everything below
         self._idle: list[Lease] = []
@@ -62,7 +70,7 @@ class ConnectionPool:
         Raises:
             NotAskedError: no connection became free by the deadline.
             PeerUnavailableError: none could be opened by the deadline, or the pool is closed.
-            KvPeerError: what the capability source or the opening of the connection raised.
+            KvPeerError: what opening the connection raised.
         """
         with self._changed:
             while not self._idle and self._n_open >= self._connections_max and not self._is_closed:
@@ -119,9 +127,7 @@ class ConnectionPool:
     def _open(self, deadline_ns: int) -> Lease:
         lease = None
         try:
-            to = self._producer
-            capability = self._capability(deadline_ns)
-            lease = Lease(DataConnection(to.host, to.data_port, capability, to.reader_id, to.producer_id, deadline_ns))
+            lease = Lease(self._open_connection(deadline_ns))
         finally:
             with self._changed:
                 self._n_opening -= 1

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-from threading import Event
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from kvpeer.model import AdmissionRefusedError, KvPeerError, Outcome, PeerUnavailableError, Verify
-from kvpeer.native import FetchedPages, monotonic_ns
-from kvpeer.transport.base import FetchBatch, FetchResult
-from kvpeer.transport.connections import CapabilitySource, ConnectionPool, Lease, Producer
+from kvpeer.model import Verify
+from kvpeer.native import DataConnection, FetchedPages
+from kvpeer.transport.base import FetchBatch
+from kvpeer.transport.peer import IDLE_CLOSE_S, PooledPeer
 
-__all__ = ["TcpPeer"]
+__all__ = ["CapabilitySource", "Producer", "TcpPeer"]
 
-IDLE_CLOSE_S = 30.0
-"""A connection that was not used for this long is closed: before the producer does so (60 s by default), which would
-cost the next fetch a round trip."""
+CapabilitySource = Callable[[int], bytes]
+"""Asks the producer for a capability (32 bytes) by a deadline (`monotonic_ns`): the control channel does.
+
+Raises:
+    KvPeerError: there is none; nothing else may come out.
+"""
 
 
-class TcpPeer:
-    """One producer. Connections are opened when a fetch needs one, at most connections_max; a fetch uses one at a time.
+@dataclass(frozen=True, slots=True)
+class Producer:
+    """Whose pages are read, by whom, and where. host is numeric; the ids are those of this run of the two agents."""
 
-    capability: see `CapabilitySource`; called on the fetching thread. Thread-safe.
-    """
+    host: str
+    data_port: int
+    producer_id: bytes
+    reader_id: bytes
 
-    name = "tcp"
+
+class TcpPeer(PooledPeer):
+    """One producer, see `PooledPeer`. capability: see `CapabilitySource`; called on the fetching thread."""
 
     def __init__(
         self,
@@ -33,68 +42,22 @@ class TcpPeer:
         connections_max: int,
         idle_close_s: float = IDLE_CLOSE_S,
     ) -> None:
-        self._verify = verify
-        self._idle_close_ns = round(idle_close_s * 1e9)
-        self._connections = ConnectionPool(producer, capability, connections_max)
+        def connect(deadline_ns: int) -> _TcpConnection:
+            return _TcpConnection(producer, capability(deadline_ns), deadline_ns)
 
-    def fetch(self, batch: FetchBatch, deadline_ns: int, abort: Event | None = None) -> FetchResult:
-        """See `Transport.fetch`. Pages without an answer are TIMEOUT at the deadline, REFUSED where the producer did
-        not admit this reader, else MISS; `error` says why. What failed is not asked again, except that a connection
-        which broke while it was idle is replaced.
-        """
-        self.close_idle()
-        result = FetchResult.unavailable(len(batch))
-        start = 0
-        while start < len(batch) and not (abort is not None and abort.is_set()):
-            try:
-                lease = self._connections.take(deadline_ns)
-            except KvPeerError as error:
-                result.end(start, _outcome_without_answer(error, deadline_ns), error)
-                break
-            stop = batch.chunk_stop(start, lease.connection.pages_max)
-            fetched = self._fetch_chunk(lease, batch.part(start, stop), deadline_ns)
-            if lease.is_reused and _broke_unanswered(fetched):
-                continue
-            result.put(start, fetched)
-            if fetched.error is not None:
-                result.end(stop, _outcome_without_answer(fetched.error, deadline_ns), fetched.error)
-                break
-            start = stop
-        return result
-
-    def close_idle(self) -> None:
-        """Closes connections that were not used for idle_close_s. Every fetch does so, too."""
-        self._connections.close_idle(monotonic_ns() - self._idle_close_ns)
-
-    def close(self) -> None:
-        """See `Transport.close`. Does not wait for the fetches that it ends."""
-        self._connections.close()
-
-    def _fetch_chunk(self, lease: Lease, chunk: FetchBatch, deadline_ns: int) -> FetchedPages:
-        is_usable = False
-        try:
-            fetched = lease.connection.fetch(
-                chunk.slots,
-                chunk.generations,
-                chunk.keys,
-                chunk.lengths,
-                chunk.destinations,
-                self._verify,
-                deadline_ns,
-            )
-            is_usable = fetched.error is None
-        finally:
-            self._connections.give_back(lease, is_usable=is_usable)
-        return fetched
+        super().__init__("tcp", connect, verify=verify, connections_max=connections_max, idle_close_s=idle_close_s)
 
 
-def _outcome_without_answer(error: KvPeerError, deadline_ns: int) -> Outcome:
-    if isinstance(error, AdmissionRefusedError):
-        return Outcome.REFUSED
-    return Outcome.TIMEOUT if monotonic_ns() >= deadline_ns else Outcome.MISS
+class _TcpConnection:
+    """See `Connection`."""
 
+    def __init__(self, to: Producer, capability: bytes, deadline_ns: int) -> None:
+        self._native = DataConnection(to.host, to.data_port, capability, to.reader_id, to.producer_id, deadline_ns)
+        self.pages_max = self._native.pages_max
+        self.shutdown = self._native.shutdown
+        self.close = self._native.close
 
-def _broke_unanswered(fetched: FetchedPages) -> bool:
-    """The other side was gone before it answered a page. (No producer answers MISS: it stands for no answer.)"""
-    is_gone = isinstance(fetched.error, PeerUnavailableError)
-    return is_gone and bool((fetched.outcomes == Outcome.MISS).all())
+    def fetch(self, batch: FetchBatch, verify: Verify, deadline_ns: int) -> FetchedPages:
+        return self._native.fetch(
+            batch.slots, batch.generations, batch.keys, batch.lengths, batch.destinations, verify, deadline_ns
+        )

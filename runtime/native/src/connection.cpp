@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "answer_stream.hpp"
+#include "fetched_pages.hpp"
 #include "kvpeer/kvpeer.h"
 #include "run_page.hpp"
 #include "slot_header.hpp"
@@ -25,41 +26,6 @@ constexpr bool kChecksHeaders = false;
 #else
 constexpr bool kChecksHeaders = true;
 #endif
-
-// What precedes a payload. Header and table lie as they do in a pool, so that the same code checks both.
-struct PageFront {
-  kvp_slot_header header;
-  kvp_part parts[KVP_PARTS_MAX];
-};
-static_assert(sizeof(PageFront) == KVP_HEADER_STRIDE);
-
-// True when the parts, in order, cover [0, length) without a gap or an overlap.
-bool parts_tile(const kvp_part *parts, uint16_t n_parts, uint32_t length) {
-  uint64_t end = 0;
-  for (uint16_t i = 0; i < n_parts; ++i) {
-    if (parts[i].offset != end || parts[i].length == 0) {
-      return false;
-    }
-    end += parts[i].length;
-  }
-  return end == length;
-}
-
-// The arguments of one fetch, [n] each: where the pages should be, where they go, and what became of them.
-struct PageArrays {
-  uint32_t n;
-  const uint32_t *slots;
-  const uint32_t *generations;
-  const uint8_t *keys;
-  const uint32_t *lengths;
-  void *const *destinations;
-  kvp_part *parts_out;
-  uint16_t *n_parts_out;
-  uint8_t *outcomes;
-
-  const uint8_t *key(uint32_t i) const { return keys + size_t{i} * KVP_KEY_BYTES; }
-  std::byte *destination(uint32_t i) const { return static_cast<std::byte *>(destinations[i]); }
-};
 
 }  // namespace
 }  // namespace kvpeer
@@ -266,9 +232,7 @@ int kvp_conn::take_trailer(const PageArrays &pages, const RunPage &page, int ver
   } else if (page.is_page && verify == KVP_VERIFY_FULL && !page.checksums.all_equal()) {
     pages.outcomes[page.idx] = KVP_CORRUPT;
   } else {
-    std::copy_n(page.parts, page.n_parts, pages.parts_out + size_t{page.idx} * KVP_PARTS_MAX);
-    pages.n_parts_out[page.idx] = page.n_parts;
-    pages.outcomes[page.idx] = KVP_HIT;
+    pages.hit(page.idx, page.parts, page.n_parts);
   }
   return KVP_OK;
 }
@@ -313,21 +277,17 @@ uint32_t kvp_conn_pages_max(const kvp_conn *conn) { return conn == nullptr ? 0 :
 int kvp_conn_fetch(kvp_conn *conn, uint64_t n, const uint32_t *slots, const uint32_t *generations, const uint8_t *keys,
                    const uint32_t *lengths, void *const *destinations, int verify, uint64_t deadline_ns, kvp_part *parts_out,
                    uint16_t *n_parts_out, uint8_t *outcomes) {
-  const bool is_mode = verify == KVP_VERIFY_GENERATION || verify == KVP_VERIFY_FULL;
-  if (conn == nullptr || n > conn->pages_max() || !is_mode) {
+  if (conn == nullptr || n > conn->pages_max()) {
     return KVP_EINVAL;
-  }
-  const bool has_empty_page = std::any_of(lengths, lengths + n, [](uint32_t length) { return length == 0; });
-  if (has_empty_page) {
-    return KVP_EINVAL;
-  }
-  std::fill_n(outcomes, n, KVP_MISS);
-  std::fill_n(n_parts_out, n, uint16_t{0});
-  if (n == 0) {
-    return KVP_OK;
   }
   const PageArrays pages{static_cast<uint32_t>(n), slots,     generations, keys,   lengths,
                          destinations,             parts_out, n_parts_out, outcomes};
+  if (!begin_fetch(pages, verify)) {
+    return KVP_EINVAL;
+  }
+  if (n == 0) {
+    return KVP_OK;
+  }
   return conn->fetch(pages, verify, deadline_ns);
 }
 

@@ -8,7 +8,8 @@
 namespace kvpeer {
 
 constexpr std::uint64_t kPageBytes = 4096;                                  // the machine's page: sizes are multiples of it
-constexpr std::uint64_t kExtentsMax = (1ull << 32) / KVP_SLOTS_PER_EXTENT;  // slot ids have 32 bits
+constexpr std::uint64_t kExtentsMax = KVP_EXTENTS_MAX;
+static_assert(kExtentsMax * KVP_SLOTS_PER_EXTENT == 1ull << 32);
 constexpr std::uint64_t kExtentBytesMax = (1ull << 32) - kPageBytes;        // one slot may fill an extent; its size has 32 bits
 constexpr std::uint64_t kHeaderExtentBytes = std::uint64_t{KVP_SLOTS_PER_EXTENT} * KVP_HEADER_STRIDE;
 

@@ -151,6 +151,7 @@ int kvp_pool::assign_extent(std::uint32_t extent, std::uint32_t slot_bytes) {
 
 void kvp_pool::store(std::uint32_t slot, kvp_slot_header &next, const kvp_part *parts) noexcept {
   std::copy(run_id.begin(), run_id.end(), next.run_id);
+  next.slot_bytes = slot_bytes(slot);
   kvpeer::seal_header(next, parts);
   kvpeer::write_header(writable_header(slot), next, parts);
   *record(slot) = {next.generation, static_cast<kvp_slot_state>(next.state)};

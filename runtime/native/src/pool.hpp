@@ -46,6 +46,7 @@ struct kvp_pool {
   int payload_fd() const noexcept { return payload_file_.fd(); }
   const kvpeer::Mapping &payload() const noexcept { return payload_; }
   int header_fd() const noexcept { return header_file_.fd(); }
+  const kvpeer::Mapping &headers() const noexcept { return headers_; }
 
   const RunId run_id;
   const std::uint64_t extent_bytes;

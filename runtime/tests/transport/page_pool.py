@@ -1,9 +1,10 @@
-"""A real pool whose pages' bytes follow from their keys, and both ways to read it."""
+"""A real pool whose pages' bytes follow from their keys, and all ways to read it."""
 
 from __future__ import annotations
 
 import itertools
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,10 +18,12 @@ from kvpeer.native import (
     Pool,
     PoolMap,
     ServerLimits,
+    VerbsDevice,
+    VerbsSettings,
     crc64,
     monotonic_ns,
 )
-from kvpeer.transport import FetchBatch, Producer, ShmTransport, TcpPeer, Transport
+from kvpeer.transport import FetchBatch, FetchResult, Producer, ShmTransport, TcpPeer, Transport, VerbsPeer
 
 SLOT_BYTES = 64 << 10
 N_SLOTS = 8
@@ -36,6 +39,8 @@ LIMITS = ServerLimits(
     handshake_timeout_ms=20_000,
 )
 UNTOUCHED = 0xEE
+RDMA_DEVICE = os.environ.get("KVPEER_TEST_RDMA_DEVICE", "")
+"""Set where there is one (`make test-rdma`); without it, nothing is read by verbs."""
 READER_ID = b"r" * 16
 
 
@@ -154,4 +159,69 @@ def tcp_transport(pages: PagePool, verify: Verify) -> Iterator[Transport]:
     serving.server.close()
 
 
+class Control:
+    """The control channel's part in reading by verbs, played by function calls on the producer's device."""
+
+    def __init__(self, producer: VerbsDevice) -> None:
+        self.producer = producer
+        self.n_opened = itertools.count()
+
+    def open_queue_pair(self, reader_end: bytes, deadline_ns: int) -> bytes:
+        next(self.n_opened)
+        return self.producer.accept(READER_ID, reader_end)
+
+    def extents(self, first: int, deadline_ns: int) -> tuple[bytes, int]:
+        return self.producer.extents(first, 1), self.producer.n_extents
+
+
+class RegisteringPeer(VerbsPeer):
+    """Registers the destinations of each fetch, as an agent does once with its pool."""
+
+    def __init__(self, device: VerbsDevice, *arguments: object, **settings: object) -> None:
+        super().__init__(device, *arguments, **settings)
+        self._device = device
+
+    def fetch(self, batch: FetchBatch, deadline_ns: int, abort: threading.Event | None = None) -> FetchResult:
+        if not len(batch):
+            return super().fetch(batch, deadline_ns, abort)
+        start = int(batch.destinations.min())
+        self._device.register(start, int(batch.destinations.max()) - start + SLOT_BYTES)
+        try:
+            return super().fetch(batch, deadline_ns, abort)
+        finally:
+            self._device.unregister(start)
+
+
+class Reading:
+    """Two agents' RDMA devices, the producer's on `pages`."""
+
+    def __init__(self, pages: PagePool, reader_connections_max: int = 16) -> None:
+        self.producer_id = pages.pool.run_id
+        self.reader_pool = Pool(SLOT_BYTES, SLOT_BYTES, READER_ID)
+        self.device = VerbsDevice(self.reader_pool, VerbsSettings(RDMA_DEVICE))
+        settings = VerbsSettings(RDMA_DEVICE, reader_connections_max=reader_connections_max)
+        self.producer = VerbsDevice(pages.pool, settings)
+        self.control = Control(self.producer)
+
+    def peer(self, **settings: object) -> RegisteringPeer:
+        settings = {"verify": Verify.FULL, "connections_max": 2, **settings}
+        return RegisteringPeer(self.device, self.producer_id, self.control, **settings)
+
+    def close(self) -> None:
+        self.device.close()
+        self.producer.close()
+        self.reader_pool.close()
+
+
+@contextmanager
+def verbs_transport(pages: PagePool, verify: Verify) -> Iterator[Transport]:
+    reading = Reading(pages)
+    peer = reading.peer(verify=verify)
+    yield peer
+    peer.close()
+    reading.close()
+
+
 TRANSPORTS = {"shm": shm_transport, "tcp": tcp_transport}
+if RDMA_DEVICE:
+    TRANSPORTS["verbs"] = verbs_transport

@@ -15,7 +15,7 @@ HELLO_ANSWER = struct.Struct("<4sHH16sII")
 REQUEST = struct.Struct("<4sIII")
 PAGE_REQUEST = struct.Struct("<II16sII")
 PREFIX = struct.Struct("<4sHHII")
-SLOT_HEADER = struct.Struct("<4sBBHII16s16sB7sII")
+SLOT_HEADER = struct.Struct("<4sBBHII16s16sB3sIII")
 PART = struct.Struct("<IIQ")
 
 
@@ -59,7 +59,7 @@ def test_two_pages_and_a_stale_one_are_answered_byte_for_byte(serving, pages):
 
 
 def header_of(run_id: bytes, generation: int, key: bytes, part: bytes) -> bytes:
-    fields = (b"KVPS", 1, 2, 1, generation, SLOT_BYTES, key, run_id, 1, bytes(7), crc64(part) & 0xFFFFFFFF)
+    fields = (b"KVPS", 1, 2, 1, generation, SLOT_BYTES, key, run_id, 1, bytes(3), SLOT_BYTES, crc64(part) & 0xFFFFFFFF)
     header = SLOT_HEADER.pack(*fields, 0)
     return header[:-4] + struct.pack("<I", crc64(header[:-4]) & 0xFFFFFFFF)
 

@@ -20,7 +20,7 @@ extern "C" {
 
 #define KVP_API __attribute__((visibility("default")))
 
-#define KVP_ABI_VERSION 1
+#define KVP_ABI_VERSION 2
 
 #define KVP_KEY_BYTES 16
 #define KVP_AGENT_ID_BYTES 16
@@ -32,6 +32,7 @@ extern "C" {
 #define KVP_HEADER_STRIDE (KVP_HEADER_BYTES + KVP_PARTS_MAX * KVP_PART_ENTRY_BYTES)
 /* Slot ids are extent * KVP_SLOTS_PER_EXTENT + index, whatever the size class. Smallest slot = extent_bytes / this. */
 #define KVP_SLOTS_PER_EXTENT 16384
+#define KVP_EXTENTS_MAX 262144 /* slot ids have 32 bits */
 #define KVP_PARTITIONS 4096
 #define KVP_HOLDERS_MAX 16
 
@@ -44,7 +45,8 @@ enum kvp_error {
   KVP_ECLOSED = -5,  /* the other side closed, or the handle is closed */
   KVP_EREFUSED = -6, /* the other side refused the capability */
   KVP_EPROTO = -7,   /* the other side broke the protocol */
-  KVP_EFULL = -8     /* a named limit is reached */
+  KVP_EFULL = -8,    /* a named limit is reached */
+  KVP_ENODEVICE = -9 /* this machine has no usable RDMA device; the text that comes with it says what is missing */
 };
 
 /* Outcome of one page of a fetch. Values equal kvpeer.model.Outcome. */
@@ -74,7 +76,8 @@ typedef struct {
   uint8_t key[16];
   uint8_t run_id[16];      /* the agent's id: a header of an earlier run never verifies */
   uint8_t checksum_algorithm;
-  uint8_t reserved[7];     /* zero */
+  uint8_t reserved[3];     /* zero */
+  uint32_t slot_bytes;     /* size of the slots of this extent, from which the place of the payload follows */
   uint32_t table_checksum; /* low 32 bits of CRC-64/NVME over the n_parts entries */
   uint32_t header_checksum;/* low 32 bits of CRC-64/NVME over bytes 0..59 */
 } kvp_slot_header;
@@ -221,6 +224,85 @@ KVP_API int kvp_conn_fetch(kvp_conn *conn, uint64_t n, const uint32_t *slots, co
 /* Thread-safe: makes a fetch in another thread return KVP_ECLOSED soon. The handle stays valid until kvp_conn_free. */
 KVP_API void kvp_conn_shutdown(kvp_conn *conn);
 KVP_API void kvp_conn_free(kvp_conn *conn);
+
+/* ---- verbs: one-sided READs ------------------------------------------------------------------------------------------ */
+
+/* One RDMA device (a rail) and what a pool shows through it: payload and headers of its extents, registered for remote READ and
+ * nothing else, when they are first asked for. libibverbs is loaded at the first kvp_verbs_open; a machine without it gets
+ * KVP_ENODEVICE. All functions are thread-safe but kvp_verbs_close. */
+typedef struct kvp_verbs kvp_verbs;
+
+typedef struct {
+  const char *device;              /* its name, or empty: the first that has an active port with a usable address */
+  int32_t gid_index;               /* of the port's table; negative: RoCE v2 and routable, IPv4 first; never link-local */
+  uint32_t connections_max;        /* served at a time; further readers are KVP_EFULL */
+  uint32_t reader_connections_max; /* of one reader; a further one replaces its oldest */
+} kvp_verbs_settings;
+
+/* One end of a queue pair, as the other end must know it; 32 bytes (docs/formats.md). */
+typedef struct {
+  uint8_t gid[16];
+  uint32_t qp_number;
+  uint32_t psn;
+  uint16_t lid;
+  uint8_t mtu;       /* enum ibv_mtu */
+  uint8_t reads_max; /* READs under way at a time: that the reader starts, that the producer serves */
+  uint32_t reserved; /* zero */
+} kvp_verbs_endpoint;
+
+/* Where the pages of an extent can be read; 32 bytes (docs/formats.md). */
+typedef struct {
+  uint64_t payload_address; /* of slot 0 */
+  uint64_t header_address;  /* of slot 0, with its part table; KVP_HEADER_STRIDE to the next */
+  uint32_t payload_key;
+  uint32_t header_key;
+  uint32_t slot_bytes; /* 0: nothing to read here (yet) */
+  uint32_t n_slots;
+} kvp_verbs_extent;
+
+typedef struct {
+  uint64_t connections_open, connections_accepted, connections_replaced, registered_bytes;
+} kvp_verbs_stats;
+
+/* Opens a device for this pool, which must outlive it. With KVP_ENODEVICE, `reason` (a text of at most reason_bytes) says what is
+ * missing. */
+KVP_API int kvp_verbs_open(kvp_pool *pool, const kvp_verbs_settings *settings, char *reason, uint64_t reason_bytes, kvp_verbs **out);
+/* Closes connections that are served, takes the registrations back and frees. Reading connections must be freed before. */
+KVP_API void kvp_verbs_close(kvp_verbs *verbs);
+KVP_API const char *kvp_verbs_device(const kvp_verbs *verbs); /* its name */
+/* Registers memory beyond the pool as a destination of READs (local writes only), until it is unregistered. */
+KVP_API int kvp_verbs_register(kvp_verbs *verbs, void *address, uint64_t n_bytes);
+KVP_API int kvp_verbs_unregister(kvp_verbs *verbs, void *address);
+/* What readers may be told of extents [first, first + n): out [n]. Registers what is assigned by now. Returns how many there are. */
+KVP_API int64_t kvp_verbs_extents(kvp_verbs *verbs, uint32_t first, uint64_t n, kvp_verbs_extent *out);
+/* The producer's end of a new queue pair, ready to serve the reader's. */
+KVP_API int kvp_verbs_accept(kvp_verbs *verbs, const uint8_t reader_id[16], const kvp_verbs_endpoint *reader,
+                             kvp_verbs_endpoint *producer_out);
+/* Ends every connection that a reader reads by. */
+KVP_API int kvp_verbs_revoke(kvp_verbs *verbs, const uint8_t reader_id[16]);
+KVP_API void kvp_verbs_get_stats(const kvp_verbs *verbs, kvp_verbs_stats *out);
+
+/* A reader's end. Life: create, connect, learn, then fetches, one at a time; freed before its kvp_verbs. */
+typedef struct kvp_verbs_conn kvp_verbs_conn;
+
+KVP_API int kvp_verbs_conn_create(kvp_verbs *verbs, const uint8_t producer_id[16], kvp_verbs_endpoint *reader_out,
+                                  kvp_verbs_conn **out);
+KVP_API int kvp_verbs_conn_connect(kvp_verbs_conn *conn, const kvp_verbs_endpoint *producer);
+/* Takes over what the producer told of extents [first, first + n); none beyond KVP_EXTENTS_MAX. */
+KVP_API int kvp_verbs_conn_learn(kvp_verbs_conn *conn, uint32_t first, uint64_t n, const kvp_verbs_extent *extents);
+/* 1 if the extents of all these slots are known, else 0: learn, then fetch. */
+KVP_API int kvp_verbs_conn_knows(const kvp_verbs_conn *conn, uint64_t n, const uint32_t *slots);
+/* As kvp_conn_fetch, for any n. Destinations lie in the pool's assigned extents or in registered memory (else KVP_EINVAL). Pages of
+ * unknown extents are STALE. Any return but KVP_OK and KVP_EINVAL has ended the queue pair: its work is drained, nothing will be
+ * written to the destinations after the return. */
+KVP_API int kvp_verbs_conn_fetch(kvp_verbs_conn *conn, uint64_t n, const uint32_t *slots, const uint32_t *generations,
+                                 const uint8_t *keys, const uint32_t *lengths, void *const *destinations, int verify,
+                                 uint64_t deadline_ns, kvp_part *parts_out, uint16_t *n_parts_out, uint8_t *outcomes);
+/* Why the last fetch failed, as the device says it; a static text, empty if the device said nothing. */
+KVP_API const char *kvp_verbs_conn_fault(const kvp_verbs_conn *conn);
+/* Thread-safe: makes a fetch in another thread return KVP_ECLOSED soon. */
+KVP_API void kvp_verbs_conn_shutdown(kvp_verbs_conn *conn);
+KVP_API void kvp_verbs_conn_free(kvp_verbs_conn *conn);
 
 /* ---- directory table -------------------------------------------------------------------------------------------------- */
 
