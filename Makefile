@@ -156,7 +156,7 @@ sglang-test: $(ENGINE_VENV)/.ready $(LIB) ## of these only SGLang: the contract 
 	$(call SAY,SGLang)
 	@$(ENGINE_PYTHONS) $(BIN)/pytest -q -m engine e2e/engines/sglang
 
-RDMA_TESTS := KVPEER_TEST_RDMA_DEVICE=rxe0 $(CURDIR)/$(BIN)/python -m pytest -q -p no:cacheprovider runtime/tests/transport -k verbs -m "not soak"
+RDMA_TESTS := KVPEER_TEST_RDMA_DEVICE=rxe0 $(CURDIR)/$(BIN)/python -m pytest -q -p no:cacheprovider runtime/tests/transport runtime/tests/agent/test_rdma.py -k "verbs or rdma" -m "not soak"
 
 test-rdma: $(BUILD)/guest/.ready $(LIB) ## one-sided READs on real verbs: in a small machine with soft-RoCE devices (as root)
 	$(call SAY,verbs in a small machine)

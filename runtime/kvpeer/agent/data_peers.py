@@ -1,25 +1,37 @@
 """Data connections to and from peers: who may read from this agent's pool, and this agent's reading from others.
 
 Both sides of one handshake: a reader asks over the control channel (`OpenData`) and gets capabilities; it shows
-one of them to the producer's data server when it connects.
+one of them to the producer's data server when it connects. Where both have an RDMA device, they exchange the ends of a
+queue pair instead (`agent/rdma.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import functools
+import logging
 import os
 import threading
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 
 from kvpeer.agent.config import TransportSettings
 from kvpeer.agent.directory import PeerRequests
+from kvpeer.agent.rdma import ControlChannel, RdmaAdmissions, ask_from_thread
 from kvpeer.core.reasons import UnaskedReason
 from kvpeer.core.view import ClusterView
 from kvpeer.model import AgentId, CapacityError, Outcome, PeerUnavailableError, RemoteProtocolError, Verify
-from kvpeer.native import CAPABILITY_BYTES, DataServer, monotonic_ns
-from kvpeer.transport import FetchBatch, FetchResult, NotAskedError, Producer, TcpPeer
+from kvpeer.native import CAPABILITY_BYTES, DataServer, VerbsDevice, monotonic_ns
+from kvpeer.transport import (
+    FallbackPeer,
+    FetchBatch,
+    FetchResult,
+    NotAskedError,
+    Producer,
+    TcpPeer,
+    Transport,
+    VerbsPeer,
+)
 from kvpeer.wire.messages import AgentInfo, DataAdmission, OpenData, PeerMessage
 
 __all__ = ["DataAdmissions", "DataPeers"]
@@ -30,17 +42,40 @@ CAPABILITY_TTL_S = 5.0
 CAPABILITIES_MAX = 16
 """In one answer: as many connections as a reader may have to one producer."""
 
+_log = logging.getLogger(__name__)
+
 
 class DataAdmissions:
     """The producer's side: hands out capabilities to authenticated members."""
 
-    def __init__(self, server: DataServer, view: ClusterView) -> None:
+    def __init__(
+        self, server: DataServer, view: ClusterView, device: VerbsDevice | None = None, *, only_rdma: bool = False
+    ) -> None:
+        """`only_rdma`: nobody is admitted to the data server."""
         self._server = server
         self._view = view
+        self._device = device
+        self._only_rdma = only_rdma
+        self._rdma = RdmaAdmissions(device, view) if device is not None else None
 
     def handlers(self) -> Mapping[type, Callable[[AgentInfo, PeerMessage], Awaitable[PeerMessage | None]]]:
         """By message type: what readers ask."""
-        return {OpenData: self._open}
+        rdma = self._rdma.handlers() if self._rdma is not None else {}
+        return {**rdma} if self._only_rdma else {OpenData: self._open, **rdma}
+
+    def revoke(self, reader: AgentId) -> None:
+        """The reader ended, and with it what it may read by."""
+        self._server.revoke(reader)
+        if self._rdma is not None:
+            self._rdma.revoke(reader)
+
+    def close(self) -> None:
+        """Ends all serving of peers. Blocks, at most for the io timeout. `DataPeers` was closed before."""
+        if self._rdma is not None:
+            self._rdma.close()
+        if self._device is not None:
+            self._device.close()
+        self._server.close()
 
     async def _open(self, peer: AgentInfo, message: PeerMessage) -> PeerMessage:
         assert isinstance(message, OpenData)  # noqa: S101 - what it is registered for
@@ -58,21 +93,37 @@ class DataAdmissions:
 
 
 class DataPeers:
-    """The reader's side: connections to each producer. `fetch` runs on threads; the rest on the event loop."""
+    """The reader's side: connections to each producer. `fetch` runs on threads; the rest on the event loop.
+
+    device: what is read by from producers that have one, too; None: nothing. With `transport.rdma: require`, nothing is
+    read by tcp. The device stays the caller's.
+    """
 
     transport = "tcp"
 
     def __init__(
-        self, own_id: AgentId, view: ClusterView, links: PeerRequests, verify: Verify, settings: TransportSettings
+        self,
+        own_id: AgentId,
+        view: ClusterView,
+        links: PeerRequests,
+        verify: Verify,
+        settings: TransportSettings,
+        device: VerbsDevice | None = None,
     ) -> None:
         self._own_id = own_id
         self._view = view
         self._links = links
         self._verify = verify
         self._settings = settings
+        self._device = device
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()  # protects _peers; only the view is looked at while it is held
-        self._peers: dict[AgentId, TcpPeer] = {}
+        self._peers: dict[AgentId, Transport] = {}
+
+    def in_use(self) -> Counter[str]:
+        """How many producers are read from by each transport."""
+        with self._lock:
+            return Counter(peer.name for peer in self._peers.values())
 
     def fetch(self, producer: AgentId, batch: FetchBatch, deadline: float) -> FetchResult:
         """Fetches from a living member, verified. Blocks until `deadline` (monotonic seconds) at most; after the return
@@ -99,7 +150,7 @@ class DataPeers:
         for peer in peers.values():
             peer.close()
 
-    def _peer(self, producer: AgentId) -> TcpPeer | None:
+    def _peer(self, producer: AgentId) -> Transport | None:
         with self._lock:
             # The view first forgets an agent, then `forget` is called: nothing is kept of it after that.
             info = self._view.info(producer)
@@ -110,24 +161,32 @@ class DataPeers:
                 peer = self._peers[producer] = self._connect_to(producer, info)
         return peer
 
-    def _connect_to(self, producer: AgentId, info: AgentInfo) -> TcpPeer:
-        return TcpPeer(
+    def _connect_to(self, producer: AgentId, info: AgentInfo) -> Transport:
+        connections_max = self._settings.connections_per_peer
+        tcp = TcpPeer(
             Producer(info.host, info.data_port, producer, self._own_id),
             functools.partial(self._capability, producer),
             verify=self._verify,
-            connections_max=self._settings.connections_per_peer,
+            connections_max=connections_max,
         )
+        if self._device is None:
+            return tcp
+        control = ControlChannel(producer, self._links, self._loop)
+        verbs = VerbsPeer(self._device, producer, control, verify=self._verify, connections_max=connections_max)
+        if self._settings.rdma == "require":
+            return verbs
+        return FallbackPeer(verbs, tcp, functools.partial(_log_transport, producer))
 
     def _capability(self, producer: AgentId, deadline_ns: int) -> bytes:
         """Asks the producer for a capability, from a fetch thread."""
-        timeout_s = (deadline_ns - monotonic_ns()) / 1e9
-        if timeout_s <= 0:
+        if deadline_ns <= monotonic_ns():
             raise NotAskedError(UnaskedReason.LATE, "no time left to open a data connection")
-        asked = asyncio.run_coroutine_threadsafe(self._links.request(producer, OpenData(1), timeout_s), self._loop)
-        try:
-            answer = asked.result(timeout_s)
-        except (concurrent.futures.TimeoutError, concurrent.futures.CancelledError) as error:
-            raise PeerUnavailableError(f"agent {producer.hex()} admitted no data connection in time") from error
+        answer = ask_from_thread(self._links, self._loop, producer, OpenData(1), deadline_ns)
         if not isinstance(answer, DataAdmission) or len(answer.capabilities) != CAPABILITY_BYTES:
             raise RemoteProtocolError(f"agent {producer.hex()} answered OpenData with {type(answer).__name__}")
         return answer.capabilities
+
+
+def _log_transport(producer: AgentId, name: str, reason: str) -> None:
+    because = f": {reason}" if reason else ""
+    _log.info("pages of agent %s come by %s%s", producer.hex(), name, because)

@@ -41,6 +41,7 @@ from kvpeer.agent.pool import Locator, PoolService, Puller
 from kvpeer.agent.private_files import private_folder
 from kvpeer.agent.promotions import Promotions
 from kvpeer.agent.puller import PeerPuller, Services
+from kvpeer.agent.rdma import open_rdma
 from kvpeer.agent.remote_disk import RemoteDisks
 from kvpeer.agent.security import open_security
 from kvpeer.agent.tasks import BackgroundTasks, is_fatal
@@ -128,6 +129,7 @@ class Agent:
         security = open_security(config, self.agent_id)
         self._pool = self._build_pool()
         self._server = self._build_server()
+        self._rdma = open_rdma(self._pool, config.transport)
         rng = random.Random()  # noqa: S311 - schedules probes and backoffs, decides nothing that an attacker gains by
         self._links = self._build_links(security, rng)
         self.info = self._build_info()
@@ -188,8 +190,9 @@ class Agent:
         )
         # An owner that answers lookups says nothing of its data port, nor the other way round.
         self._lookups, self._fetches = Breakers(), Breakers()
-        self._peers = DataPeers(self.agent_id, self._view, self._links, self._verify, config.transport)
-        self._admissions = DataAdmissions(self._server, self._view)
+        self._peers = DataPeers(self.agent_id, self._view, self._links, self._verify, config.transport, self._rdma)
+        only_rdma = config.transport.rdma == "require"
+        self._admissions = DataAdmissions(self._server, self._view, self._rdma, only_rdma=only_rdma)
         self._touches = Touches(self._pool_service, self._links)
         self._corrupt_pages = CorruptPages(self._pool_service, self._links, self._metrics, clock)
         threads = FetchThreads(
@@ -243,6 +246,7 @@ class Agent:
         self._observer = observer = Observer(
             self._metrics, self._pool_service, self._pool, self._server, self._directory, self._membership,
             {"lookup": self._lookups, "data": self._fetches}, self._clients, self._peers, self._disk, self._placement,
+            self._rdma,
         )  # fmt: skip
         observer.describe(__version__, config)
         self._placement.log()
@@ -317,7 +321,7 @@ class Agent:
         await asyncio.get_running_loop().run_in_executor(None, self._corrupt_pages.close)
         await self._pool_service.close()
         await self._closing.aclose()
-        self._server.close()
+        self._admissions.close()
         if self._disk is None or await self._close_disk(self._disk):
             self._pool.close()
 
@@ -374,7 +378,7 @@ class Agent:
             _log.info("agent %s ended", agent_id.hex())
             self._links.forget(agent_id)
             self._corrupt_pages.forget(agent_id)
-            self._server.revoke(agent_id)
+            self._admissions.revoke(agent_id)
             self._lookups.forget(agent_id)
             self._fetches.forget(agent_id)
             self._peers.forget(agent_id)

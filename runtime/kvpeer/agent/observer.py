@@ -20,7 +20,7 @@ from kvpeer.core.disk import Condition
 from kvpeer.core.membership import MemberState
 from kvpeer.metrics import Metrics
 from kvpeer.model import AgentId
-from kvpeer.native import DataServer, Pool
+from kvpeer.native import DataServer, Pool, VerbsDevice
 
 __all__ = ["Observer"]
 
@@ -47,6 +47,7 @@ class Observer:
         peers: DataPeers,
         disk: DiskTier | None,
         placement: Placement,
+        rdma: VerbsDevice | None,
     ) -> None:
         self._metrics = metrics
         self._pool = pool
@@ -59,6 +60,7 @@ class Observer:
         self._peers = peers
         self._disk = disk
         self._placement = placement
+        self._rdma = rdma
         self._beat_at = time.monotonic()
 
     def health(self) -> str:
@@ -76,7 +78,6 @@ class Observer:
             security=config.security.mode,
         ).set(1)
         self._metrics.gauge("kvpeer_transport_active").labels(transport="shm").set(1)
-        self._metrics.gauge("kvpeer_transport_active").labels(transport=self._peers.transport).set(1)
         self._metrics.gauge("kvpeer_pool_capacity_bytes").set(self._native_pool.payload_bytes)
         self._metrics.gauge("kvpeer_disk_condition").labels(condition=Condition.OFF.value).set(self._disk is None)
 
@@ -91,6 +92,7 @@ class Observer:
         """Brings all metrics up to date."""
         self._observe_pool()
         self._observe_server()
+        self._observe_transports()
         self._observe_directory()
         self._observe_cluster()
         self._placement.observe(self._metrics)
@@ -130,6 +132,18 @@ class Observer:
         }
         for reason, n in refusals.items():
             metrics.advance("kvpeer_transport_served_refusals_total", n, reason=reason, transport=transport)
+
+    def _observe_transports(self) -> None:
+        """By what pages are read from peers; as long as none is, by what they would be."""
+        in_use = self._peers.in_use()
+        preferred = "tcp" if self._rdma is None else "verbs"
+        for name in ("tcp", "verbs"):
+            self._metrics.gauge("kvpeer_transport_peers").labels(transport=name).set(in_use[name])
+            is_active = in_use[name] > 0 or (not in_use and name == preferred)
+            self._metrics.gauge("kvpeer_transport_active").labels(transport=name).set(is_active)
+        if self._rdma is not None:
+            n_open = self._rdma.stats().connections_open
+            self._metrics.gauge("kvpeer_transport_served_connections").labels(transport="verbs").set(n_open)
 
     def _observe_directory(self) -> None:
         metrics, stats = self._metrics, self._directory.shard.stats()

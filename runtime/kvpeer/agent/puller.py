@@ -74,6 +74,7 @@ class PeerPuller:
         self._pulls = pulls
         self._threads = threads
         self._ended: dict[PullPlan, asyncio.Event] = {}
+        self._transports: dict[PullPlan, str] = {}
         self._asked = services.metrics.counter("kvpeer_transport_asked_pages_total")
         self._unasked = services.metrics.counter("kvpeer_transport_unasked_pages_total")
         self._pulled_bytes = services.metrics.counter("kvpeer_transport_pulled_bytes_total")
@@ -150,6 +151,7 @@ class PeerPuller:
             reservation = await self._s.pool.reserve_for_pull(cohort, question.chain, indices, ask.deadline)
             return plan.reserved(ask, reservation, self._s.clock())
         fetched = await self._threads.fetch(ask.portion.producer, self._batch(ask), ask.deadline)
+        self._transports[plan] = fetched.transport or self._s.transport
         return plan.fetched(ask, fetched, self._s.clock())
 
     def _batch(self, fetch: Fetch) -> FetchBatch:
@@ -174,7 +176,8 @@ class PeerPuller:
             self._s.corrupt_pages.report(effect.producer, effect.keys, effect.slots, effect.generations)
 
     def _count(self, plan: PullPlan) -> None:
-        transport = self._s.transport
+        """By the transport of the pull's last fetch: nearly always that of all."""
+        transport = self._transports.pop(plan, self._s.transport)
         for outcome, n in plan.asked.items():
             self._asked.labels(outcome=outcome.name.lower(), transport=transport).inc(n)
         for reason, n in plan.unasked.items():

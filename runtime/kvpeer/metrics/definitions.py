@@ -46,7 +46,7 @@ class Metric:
 
 
 _OUTCOMES = tuple(outcome.name.lower() for outcome in Outcome)
-_TRANSPORTS = ("shm", "tcp")
+_TRANSPORTS = ("shm", "tcp", "verbs")
 _UNASKED_REASONS = ("no_source", "breaker_open", "other_size", "no_room", "writing", "busy", "not_promoted", "late")
 _DISK_CONDITIONS = ("off", "opening", "ok", "full", "locked", "read_only", "vanished", "slow", "failing")
 _TOPOLOGY_PROBLEMS = (
@@ -133,6 +133,8 @@ METRICS: tuple[Metric, ...] = (
              transport=_TRANSPORTS),
     _gauge("kvpeer_transport_active", "", "1 for each transport in use.", "Which path do bytes take?",
            transport=_TRANSPORTS),
+    _gauge("kvpeer_transport_peers", "", "Producers that pages are read from, by the path that is in use.",
+           "Which peers do without RDMA?", transport=_TRANSPORTS),
     _gauge("kvpeer_disk_condition", "", "1 for the state that the disk tier is in; pages are served in ok and full.",
            "Does the disk tier work, and if not, why?", condition=_DISK_CONDITIONS),
     _gauge("kvpeer_disk_capacity_bytes", "bytes", "Room that the disk tier may use; 0 without one.",

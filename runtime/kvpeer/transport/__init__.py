@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from kvpeer.transport.base import CHUNK_BYTES_MAX, FetchBatch, FetchResult, NotAskedError, Transport
+from kvpeer.transport.base import CHUNK_BYTES_MAX, FetchBatch, FetchResult, NoPathError, NotAskedError, Transport
+from kvpeer.transport.fallback import FallbackPeer
 from kvpeer.transport.peer import PooledPeer
 from kvpeer.transport.shm import ShmTransport
 from kvpeer.transport.tcp import CapabilitySource, Producer, TcpPeer
@@ -14,8 +15,10 @@ from kvpeer.transport.verbs import ProducerControl, VerbsPeer
 __all__ = [
     "CHUNK_BYTES_MAX",
     "CapabilitySource",
+    "FallbackPeer",
     "FetchBatch",
     "FetchResult",
+    "NoPathError",
     "NotAskedError",
     "PooledPeer",
     "Producer",

@@ -14,14 +14,18 @@ import numpy as np
 import numpy.typing as npt
 
 from kvpeer.core.reasons import NotAskedError
-from kvpeer.model import KEY_BYTES, PARTS_MAX, KvPeerError, LocalProtocolError, Outcome
+from kvpeer.model import KEY_BYTES, PARTS_MAX, KvPeerError, LocalProtocolError, Outcome, PeerUnavailableError
 from kvpeer.native import PART_DTYPE, FetchedPages, Keys
 
-__all__ = ["CHUNK_BYTES_MAX", "FetchBatch", "FetchResult", "NotAskedError", "Transport"]
+__all__ = ["CHUNK_BYTES_MAX", "FetchBatch", "FetchResult", "NoPathError", "NotAskedError", "Transport"]
 
 CHUNK_BYTES_MAX = 8 << 20
 """Page bytes asked for at a time: an aborted fetch waits for no more than these, a few milliseconds' worth. Larger
 chunks would not be faster: the pause between two of them is one round trip."""
+
+
+class NoPathError(PeerUnavailableError):
+    """This transport cannot reach the producer; another one may."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,9 +86,10 @@ class FetchResult:
     """What became of n pages.
 
     outcomes: `Outcome` u1 [n]; bytes at the destination count only where it is HIT. n_parts: u2 [n] and parts:
-    `PART_DTYPE` [n, 64], the producer's part tables of the pages that hit, where the transport learns them (tcp; else
-    n_parts is 0), unspecified elsewhere. error: why pages have no outcome of their own, None if each has one; a
-    NotAskedError if the producer was asked for the first n_asked pages only.
+    `PART_DTYPE` [n, 64], the producer's part tables of the pages that hit, where the transport learns them (not shm,
+    where n_parts is 0), unspecified elsewhere. error: why pages have no outcome of their own, None if each has one; a
+    NotAskedError if the producer was asked for the first n_asked pages only. transport: the name of the one that was
+    used, empty if none was.
     """
 
     outcomes: npt.NDArray[np.uint8]
@@ -92,6 +97,7 @@ class FetchResult:
     parts: npt.NDArray[Any]
     n_asked: int
     error: KvPeerError | None = None
+    transport: str = ""
 
     @classmethod
     def unavailable(cls, n: int) -> FetchResult:

@@ -43,6 +43,7 @@ class PooledPeer:
         """
         self.close_idle()
         result = FetchResult.unavailable(len(batch))
+        result.transport = self.name
         start = 0
         while start < len(batch) and not (abort is not None and abort.is_set()):
             try:

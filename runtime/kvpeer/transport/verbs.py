@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from kvpeer.model import KvPeerError, Verify
+from kvpeer.model import KvPeerError, PeerUnavailableError, Verify
 from kvpeer.native import EXTENT_BYTES, FetchedPages, VerbsConnection, VerbsDevice
-from kvpeer.transport.base import FetchBatch
+from kvpeer.transport.base import FetchBatch, NoPathError
 from kvpeer.transport.peer import IDLE_CLOSE_S, PooledPeer
 
 __all__ = ["ProducerControl", "VerbsPeer"]
@@ -23,7 +23,7 @@ class ProducerControl(Protocol):
     """
 
     def open_queue_pair(self, reader_end: bytes, deadline_ns: int) -> bytes:
-        """Returns the producer's end of a new queue pair."""
+        """Returns the producer's end of a new queue pair; a NoPathError says that the producer has none to give."""
 
     def extents(self, first: int, deadline_ns: int) -> tuple[bytes, int]:
         """Returns the extents from `first` on, as many as one answer holds, and how many there are in all."""
@@ -53,15 +53,25 @@ class _VerbsConnection:
 
     def __init__(self, device: VerbsDevice, producer_id: bytes, control: ProducerControl, deadline_ns: int) -> None:
         self._control = control
-        self._native = VerbsConnection(device, producer_id)
+        try:
+            self._native = VerbsConnection(device, producer_id)
+        except KvPeerError as error:
+            raise NoPathError(str(error)) from error
         self.pages_max = self._native.pages_max
         self.shutdown = self._native.shutdown
         self.close = self._native.close
         try:
-            self._native.connect(control.open_queue_pair(self._native.own_end, deadline_ns))
+            producer_end = control.open_queue_pair(self._native.own_end, deadline_ns)
+            self._connect(producer_end)
         except BaseException:
             self._native.close()
             raise
+
+    def _connect(self, producer_end: bytes) -> None:
+        try:
+            self._native.connect(producer_end)
+        except PeerUnavailableError as error:
+            raise NoPathError(str(error)) from error
 
     def fetch(self, batch: FetchBatch, verify: Verify, deadline_ns: int) -> FetchedPages:
         if not self._native.knows(batch.slots):

@@ -16,6 +16,7 @@ import msgspec
 from kvpeer.model import AGENT_ID_BYTES, N_PARTITIONS
 
 __all__ = [
+    "EXTENTS_TOLD_MAX",
     "UPDATES_MAX",
     "Abandon",
     "AgentInfo",
@@ -32,6 +33,7 @@ __all__ = [
     "DataAdmission",
     "Digests",
     "DigestsChecked",
+    "Extents",
     "Fetch",
     "Fetched",
     "Gossip",
@@ -43,6 +45,7 @@ __all__ = [
     "Message",
     "Ok",
     "OpenData",
+    "OpenQueuePair",
     "PeerHello",
     "PeerMessage",
     "PeerWelcome",
@@ -51,6 +54,8 @@ __all__ = [
     "PingRequest",
     "Promote",
     "Promoted",
+    "QueuePairOpened",
+    "ReadExtents",
     "Refusal",
     "RefusalCode",
     "Release",
@@ -80,6 +85,13 @@ ERROR_CHARACTERS_MAX = 1000
 WAIT_MS_MAX = 600_000
 """As long as a request may take at all."""
 
+EXTENTS_MAX = 1 << 18
+"""Extents that slot numbers of 32 bits can name."""
+
+EXTENTS_TOLD_MAX = 4096
+"""Extents in one answer: 128 KiB, and a pool of 256 GiB by default."""
+
+_QueuePairEnd = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 _Id = Annotated[bytes, msgspec.Meta(min_length=AGENT_ID_BYTES, max_length=AGENT_ID_BYTES)]
 _Name = Annotated[str, msgspec.Meta(max_length=253)]  # as long as a DNS name
 _Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
@@ -321,6 +333,32 @@ class Promoted(Message, frozen=True, tag=23):
     generations: bytes
 
 
+class OpenQueuePair(Message, frozen=True, tag=24):
+    """Asks the producer for its end of a queue pair to this end of the reader's. Answer: QueuePairOpened."""
+
+    reader_end: _QueuePairEnd
+
+
+class QueuePairOpened(Message, frozen=True, tag=25):
+    """The producer's end; it serves READs from now on."""
+
+    producer_end: _QueuePairEnd
+
+
+class ReadExtents(Message, frozen=True, tag=26):
+    """Asks the producer where its extents from `first` on can be read. Answer: Extents."""
+
+    first: Annotated[int, msgspec.Meta(ge=0, lt=EXTENTS_MAX)]
+
+
+class Extents(Message, frozen=True, tag=27):
+    """Where the extents from the first one that was asked for lie (32 bytes each, as many as one answer holds), and how
+    many extents the producer has."""
+
+    extents: Annotated[bytes, msgspec.Meta(max_length=EXTENTS_TOLD_MAX * 32)]
+    n_extents: Annotated[int, msgspec.Meta(ge=0, le=EXTENTS_MAX)]
+
+
 class Canary(Message, frozen=True, tag=30):
     """One doctor asks another to read its pages as agents do, and to say how it went. Answer: CanaryRead."""
 
@@ -357,6 +395,10 @@ PeerMessage = (
     | CorruptReport
     | Promote
     | Promoted
+    | OpenQueuePair
+    | QueuePairOpened
+    | ReadExtents
+    | Extents
     | Canary
     | CanaryRead
     | Ok
