@@ -156,12 +156,15 @@ sglang-test: $(ENGINE_VENV)/.ready $(LIB) ## of these only SGLang: the contract 
 	$(call SAY,SGLang)
 	@$(ENGINE_PYTHONS) $(BIN)/pytest -q -m engine e2e/engines/sglang
 
-RDMA_TESTS := KVPEER_TEST_RDMA_DEVICE=rxe0 $(CURDIR)/$(BIN)/python -m pytest -q -p no:cacheprovider runtime/tests/transport runtime/tests/agent/test_rdma.py -k "verbs or rdma" -m "not soak"
+# Longer runs: make test-rdma RDMA_SELECT="long and not soak"
+RDMA_SELECT ?= not long and not soak
+RDMA_NATIVE := runtime/native/build/release/verbs
+RDMA_TESTS := export KVPEER_TEST_RDMA_DEVICE=rxe0; set -ex; $(RDMA_NATIVE)_test --gtest_brief=1; $(RDMA_NATIVE)_negative_control_test --gtest_brief=1; $(BIN)/python -m pytest -q -p no:cacheprovider runtime/tests/transport runtime/tests/agent/test_rdma.py -k "verbs or rdma" -m "$(RDMA_SELECT)"
 
 test-rdma: $(BUILD)/guest/.ready $(LIB) ## one-sided READs on real verbs: in a small machine with soft-RoCE devices (as root)
 	$(call SAY,verbs in a small machine)
 	@cd runtime/native && PATH=$(CURDIR)/$(BIN):$$PATH cmake --preset release >/dev/null && PATH=$(CURDIR)/$(BIN):$$PATH cmake --build --preset release -- --quiet
-	@runtime/native/build/release/verbs_abi_test --gtest_brief=1
+	@$(RDMA_NATIVE)_abi_test --gtest_brief=1
 	@PYTHONPATH=e2e $(BIN)/python -m rdma.machine --image $(BUILD)/guest --timeout-s 540 -- '$(RDMA_TESTS)'
 
 test: test-fast sanitizers chart-test coverage long-test sim fuzz-smoke test-rdma engine-test ## what CI runs
