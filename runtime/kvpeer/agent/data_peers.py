@@ -115,7 +115,7 @@ class DataPeers:
         self._links = links
         self._verify = verify
         self._settings = settings
-        self._device = device
+        self.device = device
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()  # protects _peers; only the view is looked at while it is held
         self._peers: dict[AgentId, Transport] = {}
@@ -169,10 +169,10 @@ class DataPeers:
             verify=self._verify,
             connections_max=connections_max,
         )
-        if self._device is None:
+        if self.device is None:
             return tcp
         control = ControlChannel(producer, self._links, self._loop)
-        verbs = VerbsPeer(self._device, producer, control, verify=self._verify, connections_max=connections_max)
+        verbs = VerbsPeer(self.device, producer, control, verify=self._verify, connections_max=connections_max)
         if self._settings.rdma == "require":
             return verbs
         return FallbackPeer(verbs, tcp, functools.partial(_log_transport, producer))

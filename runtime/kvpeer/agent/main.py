@@ -129,7 +129,7 @@ class Agent:
         security = open_security(config, self.agent_id)
         self._pool = self._build_pool()
         self._server = self._build_server()
-        self._rdma = open_rdma(self._pool, config.transport)
+        self._rdma = open_rdma(self._pool, config.transport, self._placement.plan)
         rng = random.Random()  # noqa: S311 - schedules probes and backoffs, decides nothing that an attacker gains by
         self._links = self._build_links(security, rng)
         self.info = self._build_info()
@@ -246,7 +246,6 @@ class Agent:
         self._observer = observer = Observer(
             self._metrics, self._pool_service, self._pool, self._server, self._directory, self._membership,
             {"lookup": self._lookups, "data": self._fetches}, self._clients, self._peers, self._disk, self._placement,
-            self._rdma,
         )  # fmt: skip
         observer.describe(__version__, config)
         self._placement.log()

@@ -20,7 +20,7 @@ from kvpeer.core.disk import Condition
 from kvpeer.core.membership import MemberState
 from kvpeer.metrics import Metrics
 from kvpeer.model import AgentId
-from kvpeer.native import DataServer, Pool, VerbsDevice
+from kvpeer.native import DataServer, Pool
 
 __all__ = ["Observer"]
 
@@ -47,7 +47,6 @@ class Observer:
         peers: DataPeers,
         disk: DiskTier | None,
         placement: Placement,
-        rdma: VerbsDevice | None,
     ) -> None:
         self._metrics = metrics
         self._pool = pool
@@ -60,7 +59,6 @@ class Observer:
         self._peers = peers
         self._disk = disk
         self._placement = placement
-        self._rdma = rdma
         self._beat_at = time.monotonic()
 
     def health(self) -> str:
@@ -135,14 +133,14 @@ class Observer:
 
     def _observe_transports(self) -> None:
         """By what pages are read from peers; as long as none is, by what they would be."""
-        in_use = self._peers.in_use()
-        preferred = "tcp" if self._rdma is None else "verbs"
+        in_use, device = self._peers.in_use(), self._peers.device
+        preferred = "tcp" if device is None else "verbs"
         for name in ("tcp", "verbs"):
             self._metrics.gauge("kvpeer_transport_peers").labels(transport=name).set(in_use[name])
             is_active = in_use[name] > 0 or (not in_use and name == preferred)
             self._metrics.gauge("kvpeer_transport_active").labels(transport=name).set(is_active)
-        if self._rdma is not None:
-            n_open = self._rdma.stats().connections_open
+        if device is not None:
+            n_open = device.stats().connections_open
             self._metrics.gauge("kvpeer_transport_served_connections").labels(transport="verbs").set(n_open)
 
     def _observe_directory(self) -> None:

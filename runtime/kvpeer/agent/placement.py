@@ -64,7 +64,8 @@ class Placement:
     @classmethod
     def of_machine(cls, config: AgentConfig, root: Path = Path("/")) -> Placement:
         """The placement on this machine, and what this host does not allow. Blocks for some 10 ms."""
-        made = plan(read_machine(root), plan_request(config.topology))
+        request = plan_request(config.topology, requires_rdma=config.transport.rdma == "require")
+        made = plan(read_machine(root), request)
         host_problems = judge(read_facts(), pool_needs(config), made)
         return cls(made, is_on=config.topology.numa == "auto", host_problems=host_problems)
 

@@ -14,6 +14,7 @@ from typing import TypeVar
 from kvpeer.agent.config import TransportSettings
 from kvpeer.agent.directory import PeerRequests
 from kvpeer.agent.links import PeerRefusedError
+from kvpeer.core.topology import Plan
 from kvpeer.core.view import ClusterView
 from kvpeer.model import AgentId, ConfigError, PeerUnavailableError, RemoteProtocolError
 from kvpeer.native import Pool, VerbsDevice, VerbsSettings, monotonic_ns
@@ -37,17 +38,16 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T", bound=PeerMessage)
 
 
-def open_rdma(pool: Pool, settings: TransportSettings) -> VerbsDevice | None:
-    """The device for this pool; None where `transport.rdma` is off, or is auto and there is none (logged).
+def open_rdma(pool: Pool, settings: TransportSettings, plan: Plan) -> VerbsDevice | None:
+    """The device for this pool, by the plan; None where `transport.rdma` is off, or is auto and there is none (logged).
 
     Raises:
         ConfigError: `transport.rdma` is require, and something is missing; the message says what.
     """
     if settings.rdma == "off":
         return None
-    wanted = VerbsSettings(settings.rdma_device, settings.rdma_gid_index, settings.server_connections_max)
     try:
-        device = VerbsDevice(pool, wanted)
+        device = VerbsDevice(pool, _wanted(plan, settings.server_connections_max))
         try:
             _check_memlock(pool.payload_bytes)
         except ConfigError:
@@ -60,6 +60,14 @@ def open_rdma(pool: Pool, settings: TransportSettings) -> VerbsDevice | None:
         return None
     _log.info("pages move by RDMA device %s where peers have one, too", device.name)
     return device
+
+
+def _wanted(plan: Plan, connections_max: int) -> VerbsSettings:
+    """The first rank's NIC, or the first that is fit; without a plan, the library looks for one itself."""
+    for rail in (*(rank.rail for rank in plan.ranks), *plan.rails):
+        if rail is not None and rail.port.number == 1:
+            return VerbsSettings(rail.device.name, rail.gid.index, connections_max)
+    return VerbsSettings(connections_max=connections_max)
 
 
 def _check_memlock(pool_bytes: int) -> None:

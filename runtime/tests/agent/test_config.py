@@ -55,7 +55,6 @@ TEXTS = {
     "membership.forget": "400s",
     "topology.devices": "mlx5_0, mlx5_1",
     "topology.gpus": "0000:1b:00.0",
-    "transport.rdma_device": "mlx5_1",
     "security.mode": "insecure",
     "security.secret": SECRET,
     "security.secret_file": "/f",

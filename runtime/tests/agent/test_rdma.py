@@ -11,6 +11,7 @@ import pytest
 from kvpeer.agent.config import TransportSettings
 from kvpeer.agent.links import PeerRefusedError
 from kvpeer.agent.rdma import open_rdma
+from kvpeer.core.topology import Plan
 from kvpeer.model import ConfigError, PeerUnavailableError
 from kvpeer.native import Pool, VerbsConnection
 from kvpeer.wire.messages import OpenData, OpenQueuePair
@@ -20,6 +21,7 @@ RDMA_DEVICE = os.environ.get("KVPEER_TEST_RDMA_DEVICE", "")
 needs_verbs = pytest.mark.skipif(not RDMA_DEVICE, reason="needs RDMA devices: make test-rdma")
 without_verbs = pytest.mark.skipif(bool(RDMA_DEVICE), reason="about machines without RDMA devices")
 
+NO_PLAN = Plan((), (), (), (), ())
 OFF, REQUIRE = {"transport.rdma": "off"}, {"transport.rdma": "require"}
 PULL_S = 20.0
 """Processors of the emulated machine are slow."""
@@ -40,19 +42,19 @@ def received_packets() -> int:
 @without_verbs
 def test_an_agent_that_requires_rdma_does_not_start_without_it_and_says_what_is_missing(pool):
     with pytest.raises(ConfigError, match=r"transport.rdma is require, but no RDMA: .*(device|rdma-core)"):
-        open_rdma(pool, TransportSettings(rdma="require"))
+        open_rdma(pool, TransportSettings(rdma="require"), NO_PLAN)
 
 
 @without_verbs
 def test_without_a_device_auto_does_without_and_says_so(pool, caplog):
     with caplog.at_level(logging.INFO):
-        assert open_rdma(pool, TransportSettings(rdma="auto")) is None
+        assert open_rdma(pool, TransportSettings(rdma="auto"), NO_PLAN) is None
     assert "pages move by tcp: no RDMA" in caplog.text
 
 
 def test_off_asks_for_no_device(pool, caplog):
     with caplog.at_level(logging.DEBUG):
-        assert open_rdma(pool, TransportSettings(rdma="off", rdma_device="rxe9")) is None
+        assert open_rdma(pool, TransportSettings(rdma="off"), NO_PLAN) is None
     assert not caplog.text
 
 
@@ -94,7 +96,7 @@ def test_agents_with_rdma_pull_by_it(tmp_path: Path, rdma: str) -> None:
         assert reader.count("kvpeer_transport_asked_pages_total", outcome="hit", transport="verbs") == 20
         assert producer.agent._server.stats().pages_sent == 0
 
-    settings = {"transport.rdma": rdma, "transport.rdma_device": RDMA_DEVICE}
+    settings = {"transport.rdma": rdma, "topology.devices": RDMA_DEVICE}
     with_agents(tmp_path, "reader producer", scenario, reader=settings, producer=settings)
 
 

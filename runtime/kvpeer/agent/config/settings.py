@@ -269,15 +269,9 @@ class TransportSettings(_Group, frozen=True, kw_only=True):
         Literal["auto", "require", "off"],
         Meta(
             description="auto: by RDMA from and to peers that have it, else by tcp. require: by RDMA alone; an agent "
-            "without it does not start."
+            "without it does not start. topology.devices says by which device."
         ),
     ] = "auto"
-    rdma_device: Annotated[
-        str, _text("RDMA device, such as mlx5_0. Empty: the first with an active port that has a usable address.")
-    ] = ""
-    rdma_gid_index: Annotated[
-        int, _number(-1, 255, "Address of the device's port. -1: RoCE v2 and routable, IPv4 first.")
-    ] = -1
     fetch_threads: Annotated[
         int, _number(1, 64, "Native threads that pull from peers; one peer never has all of them.")
     ] = 4
