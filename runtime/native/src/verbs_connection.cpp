@@ -3,15 +3,9 @@
 // A fetch that did not go well ends the queue pair: it is moved into the error state, its completions are drained, and it is destroyed
 // before the fetch returns. So nothing can be written into a destination that the caller has back.
 
-#include <fcntl.h>
-#include <poll.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
-#include <atomic>
-#include <cerrno>
+#include <chrono>
 #include <memory>
 #include <new>
 #include <thread>
@@ -26,6 +20,7 @@
 #include "slot_header.hpp"
 #include "socket_io.hpp"
 #include "verbs_chain.hpp"
+#include "verbs_completions.hpp"
 #include "verbs_device.hpp"
 
 namespace kvpeer::verbs {
@@ -38,12 +33,6 @@ constexpr bool kChecksHeaders = false;
 constexpr bool kChecksHeaders = true;
 #endif
 
-// How long a completion is polled for before the thread sleeps until the device wakes it: a short READ takes less, and a sleep costs
-// about as much.
-constexpr uint64_t kSpinNs = 20'000;
-// The completions of a queue pair that was stopped come at once; whatever a device does, destroying it ends the wait.
-constexpr uint64_t kDrainNs = 1'000'000'000;
-constexpr int kCompletionsAtOnce = 16;
 // A device that cannot destroy a queue pair is asked again so often: until it did, the destinations are not given back.
 constexpr auto kDestroyPause = std::chrono::milliseconds(10);
 
@@ -60,18 +49,21 @@ struct kvp_verbs_conn {
         reads_max_(static_cast<uint32_t>(std::min(
             {device.attributes().max_qp_wr, device.attributes().max_cqe, static_cast<int>(3 * Chain::kPagesMax)}))),
         chain_(reads_max_),
+        completions_(device.library, device.context()),
         endpoint_(device.library, device.port()) {
     std::copy_n(producer_id, KVP_AGENT_ID_BYTES, producer_id_);
   }
-  ~kvp_verbs_conn();
+  ~kvp_verbs_conn() { quiesce(); }
 
   int create(kvp_verbs_endpoint &reader_out);
   int connect(const kvp_verbs_endpoint &producer);
   void learn(uint32_t first, uint64_t n, const kvp_verbs_extent *extents);
   bool knows(uint64_t n, const uint32_t *slots) const;
   int fetch(const PageArrays &pages, int verify, uint64_t deadline_ns);
-  const char *fault() const { return fault_ == kSuccess ? "" : device_.library.wc_status_str(fault_); }
-  void shutdown();
+  const char *fault() const {
+    return completions_.fault() == kSuccess ? "" : device_.library.wc_status_str(completions_.fault());
+  }
+  void shutdown() { completions_.shutdown(); }
 
  private:
   const kvp_verbs_extent *extent(uint32_t slot) const;
@@ -79,9 +71,6 @@ struct kvp_verbs_conn {
   bool locate(const PageArrays &pages, uint32_t i, RemotePage &out) const;
   int fetch_chain(const PageArrays &pages, uint32_t &next, int verify, uint64_t deadline_ns);
   int post();
-  int await(uint64_t deadline_ns);
-  int poll_completions();
-  int sleep(uint64_t deadline_ns);
   bool is_where_it_was_sought(uint32_t slot, uint32_t slot_bytes);
   void settle(const PageArrays &pages, uint32_t idx, uint32_t i, int verify);
   void quiesce();
@@ -91,46 +80,26 @@ struct kvp_verbs_conn {
   uint8_t producer_id_[KVP_AGENT_ID_BYTES];
   std::vector<kvp_verbs_extent> extents_;  // of the producer, as far as they were learnt
   Chain chain_;
-  OwnedChannel channel_;
-  OwnedQueue queue_;
+  Completions completions_;
   Endpoint endpoint_;  // after the queue that it completes to
   bool is_open_ = false;
-  uint64_t next_id_ = 1;  // of the next request
-  uint64_t done_id_ = 0;  // of the newest request that is complete; requests complete in order
-  int fault_ = kSuccess;  // the first bad status of a completion
   std::vector<uint32_t> local_keys_;      // [n] of the pages of a fetch
   std::array<uint32_t, Chain::kPagesMax> chain_pages_;  // places in the fetch of the pages of the chain
   uint32_t n_chain_pages_ = 0;
-  int bell_ = -1;  // rung by shutdown
-  std::atomic<bool> is_shut_down_{false};
 };
-
-kvp_verbs_conn::~kvp_verbs_conn() {
-  quiesce();
-  if (bell_ >= 0) {
-    ::close(bell_);
-  }
-}
 
 int kvp_verbs_conn::create(kvp_verbs_endpoint &reader_out) {
   const Library &library = device_.library;
   if (reads_max_ < Chain::kPageReadsMax) {
     return KVP_EINVAL;
   }
-  bell_ = ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-  channel_ = {library.create_comp_channel(device_.context()), {&library}};
-  if (bell_ < 0 || channel_ == nullptr || ::fcntl(channel_->fd, F_SETFL, O_NONBLOCK) != 0) {
-    return failed_system_call();
-  }
-  // In the error state every request completes, signalled or not: there is room for all.
-  queue_ = {library.create_cq(device_.context(), static_cast<int>(reads_max_), nullptr, channel_.get(), 0), {&library}};
-  if (queue_ == nullptr) {
-    return failed_system_call();
+  if (int rc = completions_.create(reads_max_); rc != KVP_OK) {
+    return rc;
   }
   if (int rc = chain_.set_up(library, device_.pd()); rc != KVP_OK) {
     return rc;
   }
-  if (int rc = endpoint_.create(device_.pd(), queue_.get(), reads_max_, false); rc != KVP_OK) {
+  if (int rc = endpoint_.create(device_.pd(), completions_.queue(), reads_max_, false); rc != KVP_OK) {
     return rc;
   }
   reader_out = endpoint_.describe(device_.started_reads(UINT8_MAX));
@@ -235,7 +204,7 @@ int kvp_verbs_conn::fetch_chain(const PageArrays &pages, uint32_t &next, int ver
   if (int rc = post(); rc != KVP_OK) {
     return rc;
   }
-  if (int rc = await(deadline_ns); rc != KVP_OK) {
+  if (int rc = completions_.await(deadline_ns); rc != KVP_OK) {
     return rc;
   }
   for (uint32_t i = 0; i < n_chain_pages_; ++i) {
@@ -246,81 +215,10 @@ int kvp_verbs_conn::fetch_chain(const PageArrays &pages, uint32_t &next, int ver
 
 int kvp_verbs_conn::post() {
   SendRequest *bad = nullptr;
-  SendRequest *first = chain_.link(next_id_);
+  SendRequest *first = chain_.link(completions_.next_id());
   const int error = device_.context()->ops.post_send(endpoint_.get(), first, &bad);
-  next_id_ = error == 0 || bad == nullptr ? next_id_ + chain_.n_reads() : bad->id;
+  completions_.posted(error == 0 || bad == nullptr ? completions_.next_id() + chain_.n_reads() : bad->id);
   return error == 0 ? KVP_OK : failed_with(error);
-}
-
-// Waits until everything that was posted is complete and right.
-int kvp_verbs_conn::await(uint64_t deadline_ns) {
-  for (uint64_t spins_until_ns = now_ns() + kSpinNs;;) {
-    if (int rc = poll_completions(); rc != KVP_OK || done_id_ + 1 == next_id_) {
-      return rc;
-    }
-    if (is_shut_down_) {
-      return KVP_ECLOSED;
-    }
-    const uint64_t now = now_ns();
-    if (now >= deadline_ns) {
-      return KVP_ETIMEOUT;
-    }
-    if (now >= spins_until_ns) {
-      if (int rc = sleep(deadline_ns); rc != KVP_OK) {
-        return rc;
-      }
-      spins_until_ns = 0;  // what woke it is there
-    }
-  }
-}
-
-int kvp_verbs_conn::poll_completions() {
-  std::array<Completion, kCompletionsAtOnce> completions;
-  int n;
-  while ((n = device_.context()->ops.poll_cq(queue_.get(), kCompletionsAtOnce, completions.data())) > 0) {
-    for (int i = 0; i < n; ++i) {
-      done_id_ = completions[i].id;
-      fault_ = fault_ == kSuccess ? completions[i].status : fault_;
-    }
-  }
-  if (n < 0) {
-    return failed_with(EIO);
-  }
-  switch (fault_) {
-    case kSuccess:
-      return KVP_OK;
-    case kLocalLength:
-    case kLocalQp:
-    case kLocalProtection:
-      return failed_with(EFAULT);  // we asked for what is not ours: a bug, and not the producer's
-    default:
-      return KVP_ECLOSED;  // the producer or the way to it is gone, or what it told of its memory holds no longer
-  }
-}
-
-// Sleeps until something completes, shutdown() is called or the deadline passes; it may return for less.
-int kvp_verbs_conn::sleep(uint64_t deadline_ns) {
-  if (int error = device_.context()->ops.req_notify_cq(queue_.get(), 0); error != 0) {
-    return failed_with(error);
-  }
-  // What completed before it was asked for makes no event.
-  const uint64_t done_id = done_id_;
-  if (int rc = poll_completions(); rc != KVP_OK || done_id_ != done_id) {
-    return rc;
-  }
-  std::array<pollfd, 2> waited{{{channel_->fd, POLLIN, 0}, {bell_, POLLIN, 0}}};
-  const uint64_t now = now_ns();
-  const uint64_t left_ns = deadline_ns > now ? deadline_ns - now : 0;
-  const timespec left{static_cast<time_t>(left_ns / 1'000'000'000), static_cast<long>(left_ns % 1'000'000'000)};
-  if (::ppoll(waited.data(), waited.size(), &left, nullptr) < 0 && errno != EINTR) {
-    return failed_system_call();
-  }
-  CompletionQueue *queue = nullptr;
-  void *context = nullptr;
-  if (waited[0].revents != 0 && device_.library.get_cq_event(channel_.get(), &queue, &context) == 0) {
-    device_.library.ack_cq_events(queue, 1);
-  }
-  return KVP_OK;
 }
 
 // True when the extent still has slots of the size from which the place of the payload was reckoned. Else what is known of it is
@@ -364,21 +262,10 @@ void kvp_verbs_conn::quiesce() {
     return;
   }
   endpoint_.stop();
-  for (const uint64_t until_ns = now_ns() + kDrainNs; done_id_ + 1 != next_id_ && now_ns() < until_ns;) {
-    const uint64_t done_id = done_id_;
-    poll_completions();
-    if (done_id_ == done_id) {
-      std::this_thread::yield();
-    }
-  }
+  completions_.drain();
   while (!endpoint_.destroy()) {
     std::this_thread::sleep_for(kDestroyPause);
   }
-}
-
-void kvp_verbs_conn::shutdown() {
-  is_shut_down_ = true;
-  ::eventfd_write(bell_, 1);
 }
 
 extern "C" {
