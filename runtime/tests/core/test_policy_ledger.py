@@ -7,7 +7,7 @@ that the test's world says, and reports what an adapter reports.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -66,10 +66,13 @@ class Engine:
     changes: list[str] = field(default_factory=list)
     reasons: list[DecisionReason] = field(default_factory=list)
 
-    def request(self, n_tokens: int = 4096, producers: Sequence[bytes] = (b"a",)) -> Decision:
+    def request(
+        self, n_tokens: int = 4096, producers: Sequence[bytes] = (b"a",), reaches: Mapping[bytes, int] | None = None
+    ) -> Decision:
+        """reaches: how many tokens a producer has where that is not all of them."""
         self.n_requests += 1
         facts = RequestFacts(f"r{self.n_requests}", n_tokens + TAIL_TOKENS, PAGE_TOKENS, PAGE_BYTES)
-        candidates = [Candidate(producer, n_tokens) for producer in producers]
+        candidates = [Candidate(producer, (reaches or {}).get(producer, n_tokens)) for producer in producers]
         decision = self.ledger.decide(facts, 0, Located(0, n_tokens), candidates, Load(), self.now)
         self.ledger.begun(facts, decision, self.now)
         started, n_loaded = self.now, 0
@@ -165,6 +168,20 @@ def test_a_producer_that_fails_is_turned_off_and_the_other_one_is_not():
     both.world.is_failing = False
     chosen = [both.request(8192, [bad, good]) for _ in range(10)]
     assert {decision.producer for decision in chosen if decision.reason is DecisionReason.PULL} == {good}
+
+
+def test_a_producer_that_recovered_is_found_although_another_one_has_a_part_of_what_it_has():
+    both = engine(World(is_failing=True))
+    far, near = b"far", b"near"
+    for _ in range(20):
+        both.request(8192, [far])
+    assert both.ledger.guards.is_off(far)
+    both.world.is_failing = False
+    for _ in range(600):
+        both.request(8192, [far, near], {near: 1024})
+    assert not both.ledger.guards.is_off(far)
+    assert both.reasons.count(DecisionReason.PROBE) >= GUARD.probes_to_return
+    assert both.request(8192, [far, near], {near: 1024}).n_tokens == 8192
 
 
 factors = st.sampled_from([0.1, 1.0, 10.0])

@@ -234,16 +234,15 @@ def _choose_source(
         return Candidate(b"", reachable_tokens), reachable_tokens, None
     trusted = [each for each in having if not each.is_held_off]
     free = [each for each in trusted if each.n_in_flight < in_flight_max]
-    refusal = None
-    if not free:
-        refusal = DecisionReason.SOURCE_BUSY if trusted else DecisionReason.PAIR_GUARDED
-    choosable = free or trusted or [each for each in having if each.may_be_tried] or having
+    # Without those to be tried, a producer that was turned off would stay so as long as another one has a page.
+    choosable = free + [each for each in having if each.is_held_off and each.may_be_tried] or trusted or having
     if len(choosable) < len(having):
         reachable_tokens = min(reachable_tokens, max(each.reachable_tokens for each in choosable))
     longest = min(max(each.reachable_tokens for each in choosable), reachable_tokens)
     band = [e for e in choosable if e.reachable_tokens + PREFIX_BAND_PAGES * request.page_tokens >= longest]
     chosen = min(band, key=lambda each: lot(request.request, each.producer, max(each.n_waiting, each.n_in_flight)))
-    return chosen, reachable_tokens, refusal
+    refusal = DecisionReason.SOURCE_BUSY if chosen.n_in_flight >= in_flight_max else None
+    return chosen, reachable_tokens, DecisionReason.PAIR_GUARDED if chosen.is_held_off else refusal
 
 
 def _estimate(
