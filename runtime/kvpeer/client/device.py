@@ -10,6 +10,7 @@ Work that the engine has queued on its device is ordered by fences: `fence()` is
 
 from __future__ import annotations
 
+import math
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -77,6 +78,10 @@ class Copier(Protocol):
     def wait_for(self, fence: object) -> None:
         """Makes the calling thread's following copies come after the mark."""
 
+    def seconds_since(self, fence: object) -> float:
+        """Returns how long ago the work before the mark was over: 0 while it is not, infinite if it was when the mark
+        was made. Does not wait for that work."""
+
     def gather(
         self, pool: PoolMap, offsets: npt.NDArray[np.uint64], part_offset: int, blocks: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.uint64]:
@@ -109,6 +114,10 @@ class NativeCopier:
 
     def wait_for(self, fence: object) -> None:
         """Returns at once, see `fence`."""
+
+    def seconds_since(self, fence: object) -> float:
+        """See `Copier.seconds_since`."""
+        return math.inf
 
     def gather(
         self, pool: PoolMap, offsets: npt.NDArray[np.uint64], part_offset: int, blocks: npt.NDArray[np.int64]
@@ -157,13 +166,25 @@ class CudaCopier:
         """See `Copier.fence`: an event on the engine's current stream."""
         import torch
 
-        event = torch.cuda.Event()
+        event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
     def wait_for(self, fence: object) -> None:
         """See `Copier.wait_for`: the lane's stream waits, the thread does not."""
         self._lane().stream.wait_event(fence)
+
+    def seconds_since(self, fence: Any) -> float:
+        """See `Copier.seconds_since`: the device's own clock says it. The lane's stream has nothing queued between two
+        copies, so that the second event is reached at once."""
+        import torch
+
+        if not fence.query():
+            return 0.0
+        now = torch.cuda.Event(enable_timing=True)
+        now.record(self._lane().stream)
+        now.synchronize()
+        return float(fence.elapsed_time(now)) / 1000
 
     def gather(
         self, pool: PoolMap, offsets: npt.NDArray[np.uint64], part_offset: int, blocks: npt.NDArray[np.int64]

@@ -7,6 +7,7 @@ only gives copies. A key names the same bytes either way. Thread-safe; every cal
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -52,6 +53,10 @@ class AddressCopier:
 
     def wait_for(self, fence: object) -> None:
         """See `NativeCopier.wait_for`."""
+
+    def seconds_since(self, fence: object) -> float:
+        """See `NativeCopier.seconds_since`."""
+        return math.inf
 
     def gather(
         self, pool: Any, offsets: npt.NDArray[np.uint64], part_offset: int, blocks: PageNumbers

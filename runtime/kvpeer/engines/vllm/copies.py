@@ -3,7 +3,8 @@
 The engine's thread only hands work in and collects what is done; it never waits here. Rules:
 
 - A load is collected exactly once, whatever happened, and only after the client returned: nothing writes into its
-  blocks any more. Its time begins when a thread takes it; until then it waits for a bounded time.
+  blocks any more. Its time begins when a thread takes it, or when the engine's work before it is over if that is
+  later: until then its request could not be computed either. It waits for a thread for a bounded time.
 - Blocks are read by a publish while the engine guarantees them: while their request runs, or until it is collected as
   sent. When the engine takes blocks back sooner (preemption) the request's copies are revoked: a copy that has not
   been committed by then never is.
@@ -12,6 +13,7 @@ The engine's thread only hands work in and collects what is done; it never waits
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -111,6 +113,7 @@ class Loads:
         self,
         client: PageClient,
         wait_for: Callable[[object], None],
+        seconds_since: Callable[[object], float] = lambda fence: math.inf,
         *,
         part_bytes: int,
         clock: Callable[[], float],
@@ -118,6 +121,7 @@ class Loads:
     ) -> None:
         self._client = client
         self._wait_for = wait_for
+        self._seconds_since = seconds_since
         self._part_bytes = part_bytes
         self._clock = clock
         self._tally = tally
@@ -196,22 +200,28 @@ class Loads:
         if load.is_aborted or self._clock() >= load.start_by:
             self._give_up(load)
             return
-        started, n_loaded, outcome = self._clock(), 0, Outcome.REFUSED
+        started, n_loaded, outcome, seconds = self._clock(), 0, Outcome.REFUSED, 0.0
         try:
             self._wait_for(load.fence)
-            n_loaded, outcome = self._fetch(load, started + load.order.timeout_s)
+            n_loaded, outcome = self._fetch(load, started)
+            seconds = self._elapsed_s(load, load.ordered_at)
         except Exception:
             # The root of this thread's task: whatever it was, the load must be reported, or its request hangs for ever.
             _logger.exception("kvpeer: load of request %s failed", load.order.request)
             self._tally.count("errors", "load")
         self._tally.observe("load_seconds", self._clock() - started)
-        self._finish(load, n_loaded, outcome)
+        self._finish(load, n_loaded, outcome, seconds)
 
-    def _fetch(self, load: _Load, deadline: float) -> tuple[int, Outcome]:
+    def _elapsed_s(self, load: _Load, since: float) -> float:
+        """From then on, or from when the engine's work before the load was over, if that is later; 0 while it is
+        not."""
+        return min(self._clock() - since, self._seconds_since(load.fence))
+
+    def _fetch(self, load: _Load, started: float) -> tuple[int, Outcome]:
         """Returns how many leading pages were loaded, and what became of the next one."""
         order, blocks = load.order, load.order.block_ids()
         for start in range(0, len(order), LOAD_BATCH_PAGES):
-            remaining_s = deadline - self._clock()
+            remaining_s = order.timeout_s - self._elapsed_s(load, started)
             if load.is_aborted or remaining_s <= 0:
                 return start, Outcome.REFUSED if load.is_aborted else Outcome.TIMEOUT
             stop = min(start + LOAD_BATCH_PAGES, len(order))
@@ -223,7 +233,7 @@ class Loads:
                 return start + int(missed[0]), Outcome(int(outcomes[missed[0]]))
         return len(order), Outcome.HIT
 
-    def _finish(self, load: _Load, n_loaded: int, outcome: Outcome) -> None:
+    def _finish(self, load: _Load, n_loaded: int, outcome: Outcome, seconds: float = 0.0) -> None:
         blocks = load.order.block_ids()
         if n_loaded:
             self._tally.count("loaded_pages", Outcome.HIT.name.lower(), n_loaded)
@@ -231,7 +241,7 @@ class Loads:
         if n_loaded < len(blocks):
             # vLLM recomputes from the first missing page on, so what lies behind it is of no use even if it arrived.
             self._tally.count("loaded_pages", outcome.name.lower(), len(blocks) - n_loaded)
-        report = LoadReport(load.order.request, n_loaded, self._clock() - load.ordered_at, load.is_aborted)
+        report = LoadReport(load.order.request, n_loaded, seconds, load.is_aborted)
         with self._lock:
             del self._running[load.order.request]
             self._done.append(load.order.request)

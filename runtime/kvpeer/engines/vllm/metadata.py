@@ -25,9 +25,9 @@ _BLOCK_ID_BYTES = 8
 @dataclass(frozen=True)
 class PageOrder:
     """Copy these pages of a request: `chain` names them, `blocks` (packed i64, one a page) says where they lie in the
-    engine. What is not copied within `timeout_s` is given up; that time begins with the copying for a load, with the
-    order for a publish. `lane` and `source` are of loads: the producer to ask first for what has to be pulled, or
-    nothing."""
+    engine. What is not copied within `timeout_s` is given up; that time begins with the copying for a load (or when the
+    engine's work before it is over, if that is later), with the order for a publish. `lane` and `source` are of loads:
+    the producer to ask first for what has to be pulled, or nothing."""
 
     request: str
     chain: ChainSlice
@@ -78,7 +78,7 @@ class StepOrders:
 @dataclass(frozen=True)
 class LoadReport:
     """What became of one rank's load: how many of its first pages were loaded, and the time from its order to its
-    end."""
+    end; from the end of the engine's work before it, if that is later. No time for one that was never begun."""
 
     request: str
     n_pages: int

@@ -28,6 +28,7 @@ class Fences(Protocol):
 
     def fence(self) -> object: ...
     def wait_for(self, fence: object) -> None: ...
+    def seconds_since(self, fence: object) -> float: ...
 
 
 class Collected:
@@ -57,7 +58,9 @@ class WorkerSide:
         self._client = client
         self._fences = fences
         self._is_writer = is_writer
-        self._loads = Loads(client, fences.wait_for, part_bytes=part_bytes, clock=clock, tally=tally)
+        self._loads = Loads(
+            client, fences.wait_for, fences.seconds_since, part_bytes=part_bytes, clock=clock, tally=tally
+        )
         self._publishes = Publishes(
             client,
             fences.wait_for,

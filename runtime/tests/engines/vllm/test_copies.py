@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -87,6 +88,7 @@ class Fences:
     def __init__(self) -> None:
         self.n_marks = 0
         self.waited: list[object] = []
+        self.seconds_since_work: Callable[[], float] = lambda: math.inf
         self.error: Exception | None = None
 
     def fence(self) -> object:
@@ -97,6 +99,9 @@ class Fences:
 
     def wait_for(self, fence: object) -> None:
         self.waited.append(fence)
+
+    def seconds_since(self, fence: object) -> float:
+        return self.seconds_since_work()
 
 
 class Rank:
@@ -258,6 +263,28 @@ def test_a_load_past_its_deadline_is_given_up(rank: Rank) -> None:
     late = StepOrders(loads=[order("r", 3, timeout_s=0.0)])
     assert rank.steps_until(received("r"), late).failed_blocks == {100, 101, 102}
     assert rank.counts("loaded_pages") == {"timeout": 3}
+
+
+@pytest.mark.parametrize(("seconds_after_work", "n_loaded"), [(0.0, 2), (7.9, 2), (8.0, 1)])
+def test_a_loads_time_does_not_begin_before_the_engines_work_is_over(seconds_after_work: float, n_loaded: int) -> None:
+    """The first batch takes 100 s, because the step in flight does; it was over so many seconds before the batch."""
+    now = [100.0]
+    rank = Rank(clock=lambda: now[0])
+    try:
+        rank.fences.seconds_since_work = lambda: 0.0
+        rank.client.may_go_on.clear()
+        rank.step(StepOrders(loads=[order("r", 2 * LOAD_BATCH_PAGES, timeout_s=8.0, lane=Lane.PULL)]))
+        assert rank.client.is_copying.wait(DEADLINE_S)
+        assert rank.client.deadlines_s["r"] == 8.0
+        now[0] += 100.0
+        rank.fences.seconds_since_work = lambda: seconds_after_work
+        rank.client.may_go_on.set()
+        rank.steps_until(received("r"))
+        assert rank.side.report(StepOrders()).loads == [
+            LoadReport("r", n_loaded * LOAD_BATCH_PAGES, seconds_after_work, is_aborted=False)
+        ]
+    finally:
+        rank.side.close()
 
 
 def occupied(rank: Rank, lane: Lane, timeout_s: float = DEADLINE_S) -> list[str]:
