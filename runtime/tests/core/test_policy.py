@@ -258,6 +258,13 @@ def test_a_pull_is_not_waited_for_longer_than_computing_surely_takes():
     assert pull_wait_s(2000, settings, Estimate(0.5, 0.1, is_known=False)) == pytest.approx(2.1)
 
 
+def test_what_is_reloaded_before_a_pull_does_not_use_up_its_time():
+    settings = PolicySettings(Mode.ON, pull_base_s=0.1, pull_s_per_token=0.001, max_pull_wait_s=60)
+    known = FlatCosts(floor_s=0.01, s_per_byte=0.0, s_per_token=2e-4)
+    wait_s = [decide(LONG, 160, Located(n, n + 1600), settings, costs=known).wait_s for n in (160, 16_160)]
+    assert wait_s == [pytest.approx(0.1 + 0.32), pytest.approx(0.1 + 0.32 + 16.0)]
+
+
 # ---- modes and guards
 
 

@@ -182,7 +182,8 @@ def decide(
         costs = None  # they would not matter
     estimates = _estimate(request, source, resident_tokens, reachable_tokens, costs)
     gain_tokens = reachable_tokens - resident_tokens
-    wait_s = pull_wait_s(gain_tokens, settings, estimates.prefill if estimates is not None else None)
+    prefill = estimates.prefill if estimates is not None else None
+    wait_s = pull_wait_s(gain_tokens, settings, prefill, n_reload_tokens=resident_tokens - local_tokens)
     refusal = _floor_refusal(gain_tokens, wait_s, settings, estimates) or refusal or _cost_refusal(settings, estimates)
     reason = _final_reason(refusal, source, settings, load)
     if reason in _PULLS:
@@ -197,11 +198,15 @@ def decide(
     return Decision(Action.NONE, 0, 0.0, reason, b"", estimates)
 
 
-def pull_wait_s(n_tokens: int, settings: PolicySettings, prefill: Estimate | None = None) -> float:
-    """How long a pull of this many tokens may take: no longer than computing them surely takes, where that is known."""
+def pull_wait_s(
+    n_tokens: int, settings: PolicySettings, prefill: Estimate | None = None, *, n_reload_tokens: int = 0
+) -> float:
+    """How long a pull of this many tokens may take: no longer than computing them surely takes, where that is known.
+    What is reloaded before them has time of its own."""
     granted_s = settings.pull_s_per_token * n_tokens
     if prefill is not None and prefill.is_known:
         granted_s = min(granted_s, prefill.seconds + 2 * prefill.deviation_s)
+    granted_s += settings.pull_s_per_token * n_reload_tokens
     return min(settings.max_pull_wait_s, settings.pull_base_s + granted_s)
 
 

@@ -18,6 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -70,6 +71,7 @@ class _Load:
     fence: object
     start_by: float
     ordered_at: float
+    reloaded_s: float = 0.0
     is_aborted: bool = False
 
 
@@ -204,7 +206,7 @@ class Loads:
         try:
             self._wait_for(load.fence)
             n_loaded, outcome = self._fetch(load, started)
-            seconds = self._elapsed_s(load, load.ordered_at)
+            seconds = self._elapsed_s(load, load.ordered_at) - load.reloaded_s
         except Exception:
             # The root of this thread's task: whatever it was, the load must be reported, or its request hangs for ever.
             _logger.exception("kvpeer: load of request %s failed", load.order.request)
@@ -220,11 +222,13 @@ class Loads:
     def _fetch(self, load: _Load, started: float) -> tuple[int, Outcome]:
         """Returns how many leading pages were loaded, and what became of the next one."""
         order, blocks = load.order, load.order.block_ids()
-        for start in range(0, len(order), LOAD_BATCH_PAGES):
-            remaining_s = order.timeout_s - self._elapsed_s(load, started)
+        for start, stop in _batches(order):
+            elapsed_s = self._elapsed_s(load, started)
+            remaining_s = order.timeout_s - elapsed_s
+            if start == order.n_reloads:
+                load.reloaded_s = elapsed_s
             if load.is_aborted or remaining_s <= 0:
                 return start, Outcome.REFUSED if load.is_aborted else Outcome.TIMEOUT
-            stop = min(start + LOAD_BATCH_PAGES, len(order))
             outcomes = self._client.fetch(
                 order.chain.part(start, stop), blocks[start:stop], order.request, remaining_s, source=order.source
             )
@@ -247,6 +251,13 @@ class Loads:
             self._done.append(load.order.request)
             self._reports.append(report)
             self._failed_blocks.update(blocks[n_loaded:].tolist())
+
+
+def _batches(order: PageOrder) -> list[tuple[int, int]]:
+    """From where to where each fetch goes; none has both reloads and pulled pages, so that their times are told
+    apart."""
+    bounds = [*range(0, order.n_reloads, LOAD_BATCH_PAGES), *range(order.n_reloads, len(order), LOAD_BATCH_PAGES)]
+    return list(pairwise([*bounds, len(order)]))
 
 
 @dataclass

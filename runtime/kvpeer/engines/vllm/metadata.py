@@ -27,7 +27,8 @@ class PageOrder:
     """Copy these pages of a request: `chain` names them, `blocks` (packed i64, one a page) says where they lie in the
     engine. What is not copied within `timeout_s` is given up; that time begins with the copying for a load (or when the
     engine's work before it is over, if that is later), with the order for a publish. `lane` and `source` are of loads:
-    the producer to ask first for what has to be pulled, or nothing."""
+    the producer to ask first for what has to be pulled, or nothing. `n_reloads`: how many of the first pages of a pull
+    come out of the own pool."""
 
     request: str
     chain: ChainSlice
@@ -35,6 +36,7 @@ class PageOrder:
     timeout_s: float
     lane: Lane = Lane.RELOAD
     source: bytes = b""
+    n_reloads: int = 0
 
     @staticmethod
     def build(
@@ -44,9 +46,12 @@ class PageOrder:
         timeout_s: float,
         lane: Lane = Lane.RELOAD,
         source: bytes = b"",
+        n_reloads: int = 0,
     ) -> PageOrder:
         """Returns the order; `blocks` gives one block id for each page of `chain`. See `is_consistent`."""
-        return PageOrder(request, chain, np.fromiter(blocks, dtype=np.int64).tobytes(), timeout_s, lane, source)
+        return PageOrder(
+            request, chain, np.fromiter(blocks, dtype=np.int64).tobytes(), timeout_s, lane, source, n_reloads
+        )
 
     def is_consistent(self) -> bool:
         """Whether there is a block for each page. A load without must not be tried, only be reported as failed."""
@@ -78,7 +83,8 @@ class StepOrders:
 @dataclass(frozen=True)
 class LoadReport:
     """What became of one rank's load: how many of its first pages were loaded, and the time from its order to its
-    end; from the end of the engine's work before it, if that is later. No time for one that was never begun."""
+    end; from the end of the engine's work before it, if that is later. Without the time that a pull's reloads took. No
+    time for one that was never begun."""
 
     request: str
     n_pages: int

@@ -84,6 +84,7 @@ class _Offer:
     timeout_s: float
     lane: Lane
     decision: Decision | None = None
+    n_reloads: int = 0
 
 
 @dataclass
@@ -249,9 +250,8 @@ class SchedulerSide:
         if offer.decision is not None:
             self._policy.begun(self._facts(request), offer.decision)
         producer = offer.decision.producer if offer.decision is not None else b""
-        self._orders.loads.append(
-            PageOrder.build(request.request_id, offer.chain, blocks, offer.timeout_s, offer.lane, producer)
-        )
+        ordered = (offer.chain, blocks, offer.timeout_s, offer.lane, producer, offer.n_reloads)
+        self._orders.loads.append(PageOrder.build(request.request_id, *ordered))
 
     def loads_ended(self, requests: Iterable[str]) -> None:
         """All ranks have reported the loads of these requests."""
@@ -381,6 +381,7 @@ class SchedulerSide:
             timeout_s=decision.wait_s if is_pull else pull_wait_s(decision.n_tokens, self._policy.settings),
             lane=Lane.PULL if is_pull else Lane.RELOAD,
             decision=decision,
+            n_reloads=located.resident_tokens // page_tokens - first if is_pull else 0,
         )
 
     def _facts(self, request: Any) -> RequestFacts:

@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -283,6 +283,26 @@ def test_a_loads_time_does_not_begin_before_the_engines_work_is_over(seconds_aft
         assert rank.side.report(StepOrders()).loads == [
             LoadReport("r", n_loaded * LOAD_BATCH_PAGES, seconds_after_work, is_aborted=False)
         ]
+    finally:
+        rank.side.close()
+
+
+def test_the_time_of_a_pull_does_not_contain_its_reloads() -> None:
+    now = [100.0]
+    n_reloads, n_pages = LOAD_BATCH_PAGES + 3, 2 * LOAD_BATCH_PAGES
+    rank = Rank(clock=lambda: now[0])
+
+    def outcome(page: int) -> Outcome:
+        now[0] += 1.0 if page < n_reloads else 0.01
+        return Outcome.HIT
+
+    try:
+        rank.client.outcome = outcome
+        pull = replace(order("r", n_pages, timeout_s=100.0, lane=Lane.PULL), n_reloads=n_reloads)
+        rank.steps_until(received("r"), StepOrders(loads=[pull]))
+        (report,) = rank.side.report(StepOrders()).loads
+        assert (report.n_pages, report.seconds) == (n_pages, pytest.approx((n_pages - n_reloads) * 0.01))
+        assert rank.client.fetched == list(range(n_pages))
     finally:
         rank.side.close()
 

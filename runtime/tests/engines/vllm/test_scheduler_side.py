@@ -685,6 +685,18 @@ def test_the_load_names_the_producer_that_was_chosen(engine: Engine) -> None:
     assert (order.source, order.lane) == (A, Lane.PULL)
 
 
+@pytest.mark.parametrize(("statuses", "n_reloads"), [([1, 1, 2, 1], 2), ([2, 1, 1, 2], 0), ([1, 1, 1, 1], 0)])
+def test_the_load_says_which_of_its_pages_are_reloaded_before_a_pull(
+    engine: Engine, statuses: list[int], n_reloads: int
+) -> None:
+    engine.locator.answer = lambda chain: statuses
+    request = FakeRequest.of_pages("r", 5)
+    engine.side.request_arrived(request)
+    engine.allocate(request, engine.match(request))
+    (order,) = engine.step().loads
+    assert order.n_reloads == n_reloads
+
+
 def test_from_a_slow_producer_nothing_is_pulled_while_another_one_has_the_pages_too(engine: Engine) -> None:
     computed(engine, 1024, seconds=0.1)
     for n in range(12):
