@@ -91,13 +91,17 @@ class Offer:
 
 
 def offers(holding: Holding) -> list[Offer]:
-    """Who has the first page, and how many pages from there on: at most OFFERS_MAX, the longest first."""
+    """Who has the first page, and how many pages from there on: at most OFFERS_MAX, the longest first. One that must
+    read its disk first is left out where another one has as many in its pool: it would be named for nothing."""
     all_pages = np.arange(len(holding.counts))
-    found = [
-        Offer(holding.agents[agent], _prefix_pages(pages, all_pages), int(holding.in_flight[agent]))
-        for agent, (pages, _) in _offers(holding).items()
-    ]
-    return sorted((each for each in found if each.n_pages), key=lambda each: -each.n_pages)[:OFFERS_MAX]
+    found, in_pools = [], 0
+    for agent, (pages, holders) in _offers(holding).items():
+        n_pages = _prefix_pages(pages, all_pages)
+        is_in_pool = not _has_to_promote(holders[:n_pages])
+        in_pools = max(in_pools, n_pages) if is_in_pool else in_pools
+        found.append((is_in_pool, Offer(holding.agents[agent], n_pages, int(holding.in_flight[agent]))))
+    named = [offer for is_in_pool, offer in found if is_in_pool or offer.n_pages > in_pools + PREFIX_BAND_PAGES]
+    return sorted((each for each in named if each.n_pages), key=lambda each: -each.n_pages)[:OFFERS_MAX]
 
 
 def offers_within(offered: Sequence[Offer], places: npt.NDArray[np.int64], n_pages: int) -> list[Offer]:
@@ -108,7 +112,8 @@ def offers_within(offered: Sequence[Offer], places: npt.NDArray[np.int64], n_pag
 
 def choose_sources(holding: Holding, request: str, preferred: AgentId | None = None) -> list[Source]:
     """At most SOURCES_MAX sources, each page in at most one of them; a page that a usable producer holds is left out
-    only when that many sources did not suffice. preferred: the first one, if it has the first page."""
+    only when that many sources did not suffice. preferred: the first one, if it has the first page, and need not read
+    its disk for what others have in their pools."""
     offered = _offers(holding)
     is_open = np.zeros(len(holding.counts), dtype=np.bool_)
     for pages, _ in offered.values():
@@ -152,18 +157,21 @@ def _choose(
     one that has them in its pool than one that must read its disk first."""
     open_pages = np.flatnonzero(is_open)
     prefixes = {agent: _prefix_pages(pages[is_open[pages]], open_pages) for agent, (pages, _) in offers.items()}
-    wanted = [agent for agent, n_pages in prefixes.items() if n_pages and holding.agents[agent] == preferred]
-    if wanted:
-        return wanted[0]
-    enough = max(1, max(prefixes.values()) - PREFIX_BAND_PAGES)
-    candidates = [agent for agent, n_pages in prefixes.items() if n_pages >= enough]
 
-    def rank(agent: int) -> tuple[bool, float]:
+    def rank(agent: int) -> tuple[bool, bool, float]:
         pages, holders = offers[agent]
-        has_to_promote = bool((holders["tier"][is_open[pages]] == Tier.DISK).any())
-        return has_to_promote, lot(request, holding.agents[agent], int(holding.in_flight[agent]))
+        has_to_promote = _has_to_promote(holders[is_open[pages]])
+        is_wanted = holding.agents[agent] == preferred
+        return has_to_promote, not is_wanted, lot(request, holding.agents[agent], int(holding.in_flight[agent]))
 
-    return min(candidates, key=rank)
+    wanted = [n_pages for agent, n_pages in prefixes.items() if n_pages and holding.agents[agent] == preferred]
+    enough = max(1, (wanted[0] if wanted else max(prefixes.values())) - PREFIX_BAND_PAGES)
+    return min((agent for agent, n_pages in prefixes.items() if n_pages >= enough), key=rank)
+
+
+def _has_to_promote(holders: npt.NDArray[np.void]) -> bool:
+    """Whether some of these pages are on the disk only."""
+    return bool((holders["tier"] == Tier.DISK).any())
 
 
 def _prefix_pages(pages: npt.NDArray[np.uint32], open_pages: npt.NDArray[np.intp]) -> int:

@@ -176,3 +176,34 @@ def test_only_so_many_producers_are_offered_and_the_longest_prefixes_are():
     n_agents = OFFERS_MAX + 4
     pages = [{holder for holder in range(n_agents) if holder >= page} for page in range(n_agents)]
     assert [offer.n_pages for offer in offers(holding_of(pages, n_agents))] == list(range(n_agents, 4, -1))
+
+
+def on_disk(pages: list[set[int]], n_agents: int, *agents: int) -> Holding:
+    """The pages of these agents are on their disks."""
+    holding = holding_of(pages, n_agents)
+    holding.holders["tier"][np.isin(holding.holders["agent"], agents)] = Tier.DISK
+    return holding
+
+
+def test_a_producer_that_would_have_to_read_its_disk_is_offered_only_where_none_has_as_much_in_its_pool():
+    both = [{0, 1}, {0, 1}, {0, 1}]
+    assert [offer.producer for offer in offers(on_disk(both, 2, 0))] == [agent(1)]
+    assert {offer.producer for offer in offers(on_disk(both, 2, 0, 1))} == {agent(0), agent(1)}
+    longer = [*both, {0}, {0}]
+    assert [offer.n_pages for offer in offers(on_disk(longer, 2, 0))] == [5, 3]
+    a_page_longer = [*both, {0}]
+    assert [offer.producer for offer in offers(on_disk(a_page_longer, 2, 0))] == [agent(1)]
+    assert len(offers(on_disk([{0, 1}, {0, 1}, {0}], 2, 1))) == 1, "shorter, and on the disk"
+
+
+def test_a_named_producer_is_asked_first_unless_it_has_to_read_its_disk_and_another_one_need_not():
+    both = [{0, 1}] * 4
+    for holding, first in (
+        (holding_of(both, 2), 0),
+        (on_disk(both, 2, 0), 1),
+        (on_disk(both, 2, 0, 1), 0),
+        (on_disk([{0, 1}, {0, 1}, {0}, {0}], 2, 0), 0),
+        (holding_of([{0, 1}, {1}, {1}, {1}], 2), 0),
+    ):
+        firsts = {choose_sources(holding, f"r{n}", agent(0))[0].producer for n in range(50)}
+        assert firsts == {agent(first)}, holding.holders
