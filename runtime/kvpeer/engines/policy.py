@@ -120,13 +120,14 @@ class EnginePolicy:
 
     # ---- steps
 
-    def step_scheduled(self, step: int, requests: Iterable[tuple[int, int]]) -> None:
-        """A step begins as soon as the one before is over: per request (tokens computed before, tokens in it)."""
+    def step_scheduled(self, step: int, requests: Iterable[tuple[int, int, int]]) -> None:
+        """A step begins as soon as the one before is over: per request (tokens computed before, tokens in it, drafts
+        among them). A request that computes more than one token that is no draft computes its prompt."""
         n_tokens, n_pairs, n_prompt_tokens = 0, 0.0, 0
-        for n_computed, n_scheduled in requests:
+        for n_computed, n_scheduled, n_draft in requests:
             n_tokens += n_scheduled
             n_pairs += n_scheduled * (n_computed + n_scheduled / 2)
-            n_prompt_tokens += n_scheduled if n_scheduled > 1 else 0
+            n_prompt_tokens += n_scheduled if n_scheduled - n_draft > 1 else 0
         if n_tokens:
             self._steps[step] = _Step(n_tokens, n_pairs, n_prompt_tokens, self.clock())
             if len(self._steps) > STEPS_MAX:

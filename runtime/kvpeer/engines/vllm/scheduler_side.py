@@ -300,7 +300,7 @@ class SchedulerSide:
 
     def order_publishes(self, orders: StepOrders, step: StepSchedule) -> None:
         """Adds the publishes of this step to its orders, and takes note of when it was scheduled."""
-        self._policy.step_scheduled(orders.step, [(computed, n) for _, computed, n, _ in step.requests])
+        self._policy.step_scheduled(orders.step, [(had, n, drafts) for _, had, n, drafts in step.requests])
         if not self.settings.publish:
             return
         for request_id, n_computed, n_scheduled, n_draft in step.requests:

@@ -27,7 +27,7 @@ class Driver:
     def compute(self, n_tokens: int, n_steps: int = 10) -> None:
         for _ in range(n_steps):
             self.n += 1
-            self.policy.step_scheduled(self.n, [(0, n_tokens)])
+            self.policy.step_scheduled(self.n, [(0, n_tokens, 0)])
             self.now += n_tokens * 1e-4
             self.policy.step_ended(self.n)
 
@@ -132,8 +132,8 @@ def test_shadow_counts_what_would_have_been_saved() -> None:
 
 def test_steps_that_overlap_are_timed_by_their_outputs(driver: Driver) -> None:
     policy = driver.policy
-    policy.step_scheduled(1, [(0, 200)])
-    policy.step_scheduled(2, [(0, 200)])  # scheduled ahead; it runs once the first is over
+    policy.step_scheduled(1, [(0, 200, 0)])
+    policy.step_scheduled(2, [(0, 200, 0)])  # scheduled ahead; it runs once the first is over
     driver.now += 1.0
     policy.step_ended(1)
     driver.now += 0.25
@@ -142,16 +142,22 @@ def test_steps_that_overlap_are_timed_by_their_outputs(driver: Driver) -> None:
 
 
 def test_steps_that_only_generate_or_end_a_prompt_say_nothing_of_prompts(driver: Driver) -> None:
-    driver.policy.step_scheduled(1, [(n, 1) for n in range(PROMPT_TOKENS_MIN)] + [(512, PROMPT_TOKENS_MIN - 1)])
+    driver.policy.step_scheduled(1, [(n, 1, 0) for n in range(PROMPT_TOKENS_MIN)] + [(512, PROMPT_TOKENS_MIN - 1, 0)])
     driver.policy.step_ended(1)
     driver.policy.step_scheduled(2, [])
     driver.policy.step_ended(2)
     assert "measured" not in driver.take()["counts"]
 
 
+def test_drafts_that_are_checked_are_no_prompts(driver: Driver) -> None:
+    driver.policy.step_scheduled(1, [(4000, 5, 4)] * PROMPT_TOKENS_MIN + [(512, PROMPT_TOKENS_MIN - 1, 0)])
+    driver.policy.step_ended(1)
+    assert "measured" not in driver.take()["counts"]
+
+
 def test_what_is_never_reported_takes_no_room_for_good(driver: Driver) -> None:
     for n in range(max(STEPS_MAX, REPORTS_MAX) + 5):
-        driver.policy.step_scheduled(n, [(0, 5)])
+        driver.policy.step_scheduled(n, [(0, 5, 0)])
         driver.policy.reported(f"r{n}", 1, 1.0, is_aborted=False)
     assert len(driver.policy._steps) == STEPS_MAX
     assert len(driver.policy._reports) == REPORTS_MAX

@@ -685,6 +685,14 @@ def test_the_load_names_the_producer_that_was_chosen(engine: Engine) -> None:
     assert (order.source, order.lane) == (A, Lane.PULL)
 
 
+def test_steps_that_check_drafts_are_not_learnt_as_prompts(engine: Engine) -> None:
+    request = FakeRequest.of_pages("drafting", 1)
+    for n_draft, is_learnt in ((199, False), (0, True)):
+        orders = engine.step((request, 0, 200, n_draft))
+        engine.side.step_ended(StepReport(orders.step))
+        assert ("measured" in engine.counts()) is is_learnt
+
+
 @pytest.mark.parametrize(("statuses", "n_reloads"), [([1, 1, 2, 1], 2), ([2, 1, 1, 2], 0), ([1, 1, 1, 1], 0)])
 def test_the_load_says_which_of_its_pages_are_reloaded_before_a_pull(
     engine: Engine, statuses: list[int], n_reloads: int
