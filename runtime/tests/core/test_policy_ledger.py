@@ -184,6 +184,28 @@ def test_a_producer_that_recovered_is_found_although_another_one_has_a_part_of_w
     assert both.request(8192, [far, near], {near: 1024}).n_tokens == 8192
 
 
+@pytest.mark.parametrize("is_calibrated", [True, False])
+def test_however_many_producers_are_slow_one_in_a_while_is_tried(is_calibrated: bool):
+    calibration = Calibration(pull_floor_s=1.0, prefill_s_per_token=5e-5, is_calibrated=is_calibrated)
+    slow = engine(World(floor_s=1.0), calibration if is_calibrated else None)
+    n_first = 0 if is_calibrated else 20
+    for n in range(400):
+        slow.request(4096, [b"p%d" % (n % 50)])
+    later = Counter(slow.reasons[n_first:])
+    assert later[DecisionReason.PULL] == 0
+    assert 3 <= later[DecisionReason.PROBE] <= 1 + (slow.now - 1000.0) / GUARD.retry_s
+
+
+def test_a_quick_producer_among_slow_ones_is_found_and_used():
+    mixed = engine(World(floor_s=1.0), guard=GuardSettings(is_on=False))
+    for n in range(30):
+        mixed.request(8192, [b"slow%d" % n])
+    mixed.world.floor_s = 0.01
+    for _ in range(60):
+        mixed.request(8192, [b"quick"])
+    assert Counter(mixed.reasons[-20:])[DecisionReason.PULL] >= 19
+
+
 factors = st.sampled_from([0.1, 1.0, 10.0])
 
 

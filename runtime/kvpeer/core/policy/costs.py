@@ -7,6 +7,7 @@ much a step, a token, and a pair of tokens of which one attends to the other (th
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import replace
 
 from kvpeer.core.policy.fit import Estimate, Fit
 from kvpeer.core.policy.settings import Calibration
@@ -36,8 +37,9 @@ class PullCosts:
     def estimate(self, producer: bytes, n_bytes: int, n_in_flight: int) -> Estimate:
         """How long a pull of so many bytes from this producer takes while others from it are under way."""
         # A producer that was pulled from is judged by its own pulls alone, however few: what others take says nothing
-        # against it.
-        return self._pairs.get(producer, self._all).estimate((1, n_bytes, n_in_flight))
+        # against it. But where all of them are known, nobody needs eight more slow pulls to believe one.
+        estimate = self._pairs.get(producer, self._all).estimate((1, n_bytes, n_in_flight))
+        return replace(estimate, is_known=estimate.is_known or self._all.is_known)
 
     def observe(self, producer: bytes, n_bytes: int, n_in_flight: int, seconds: float) -> None:
         """A pull took so long, with so many others under way at its start."""

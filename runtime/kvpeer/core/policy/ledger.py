@@ -64,6 +64,7 @@ class _Pull:
     n_in_flight: int
     estimates: Estimates | None
     lost_at: float
+    is_probe: bool
 
 
 @dataclass(slots=True)
@@ -110,6 +111,7 @@ class Ledger:
     _control: _Control = field(init=False)
     _pulls: OrderedDict[str, _Pull] = field(default_factory=OrderedDict)
     _pulled_at: OrderedDict[bytes, float] = field(default_factory=OrderedDict)
+    _next_probe_at: float = -math.inf
 
     def __post_init__(self) -> None:
         calibration = self.settings.calibration
@@ -135,7 +137,7 @@ class Ledger:
         load = replace(
             load,
             is_held_off=self.guards.engine.is_off,
-            may_try=self.guards.engine.may_try(now),
+            may_try=now >= self._next_probe_at and self.guards.engine.may_try(now),
             is_control=self.settings.guard.is_on and self._control.is_due(request.request),
         )
         named = [
@@ -160,6 +162,9 @@ class Ledger:
         self._pulled_at.move_to_end(decision.producer)
         if len(self._pulled_at) > SOURCES_REMEMBERED_MAX:
             self._pulled_at.popitem(last=False)
+        is_probe = decision.reason is DecisionReason.PROBE
+        if is_probe:
+            self._next_probe_at = now + self.settings.guard.retry_s
         n_pulled = decision.estimates.n_tokens if decision.estimates is not None else 0
         self._pulls[request.request] = _Pull(
             decision.producer,
@@ -169,6 +174,7 @@ class Ledger:
             self._n_in_flight(decision.producer, now),
             decision.estimates,
             now + LOST_AFTER * self.settings.max_pull_wait_s,
+            is_probe,
         )
         if len(self._pulls) > PULLS_MAX:
             self._pulls.popitem(last=False)
@@ -189,6 +195,8 @@ class Ledger:
             self._control.unjudged()
             return PullOutcome(seconds, estimated_s, None)
         saved_s = prefill.seconds - seconds
+        if pull.is_probe and saved_s > 0:
+            self._next_probe_at = now  # what pays need not be rationed, and three in a row turn pulling on again
         return PullOutcome(seconds, estimated_s, saved_s, self.guards.judge(pull.producer, saved_s, now))
 
     def forget(self, request: str) -> None:
@@ -214,7 +222,10 @@ class Ledger:
         return sum(pull.producer == producer and now < pull.lost_at for pull in self._pulls.values())
 
     def _may_try(self, candidate: Candidate, now: float) -> bool:
-        """Whether, if nothing is to be pulled from it, one pull may be made all the same."""
+        """Whether, if nothing is to be pulled from it, one pull may be made all the same: of all producers together one
+        in so long a time, unless it pays."""
+        if now < self._next_probe_at:
+            return False
         if self.guards.is_off(candidate.producer):
             return self.guards.may_try(candidate.producer, now)
         if candidate.n_in_flight:
