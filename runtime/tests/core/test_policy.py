@@ -352,6 +352,31 @@ def test_while_a_producer_is_off_the_others_are_pulled_from_as_far_as_they_reach
     assert chosen("r", busy).producer == b"b" * 16
 
 
+class CostsOfProducers(FlatCosts):
+    """The producers named take so long, the others nothing."""
+
+    def __init__(self, **pull_s: float) -> None:
+        super().__init__(0.0, 0.0, 1e-3)
+        self.pull_s = pull_s
+
+    def pull(self, producer: bytes, n_bytes: int, n_in_flight: int) -> Estimate:
+        return Estimate(self.pull_s.get(producer.decode(), 0.0), 0.0, is_known=True)
+
+
+@pytest.mark.parametrize("quick_tokens", [4096, 1024])
+def test_where_the_drawn_producer_is_too_slow_one_that_pays_is_pulled_from(quick_tokens: int):
+    costs = CostsOfProducers(slow=50.0)
+    candidates = [Candidate(b"slow", 4096), Candidate(b"quick", quick_tokens)]
+    for n in range(50):
+        decision = decide(RequestFacts(f"r{n}", 9000, 16), 0, Located(0, 4096), ON, candidates, costs)
+        assert (decision.reason, decision.producer) == (DecisionReason.PULL, b"quick")
+        assert decision.n_tokens == quick_tokens
+    useless = [Candidate(b"slow", 4096), Candidate(b"quick", 496), Candidate(b"off", 4096, is_held_off=True)]
+    assert decide(REQUEST, 0, Located(0, 4000), ON, useless, costs).reason is DecisionReason.NOT_WORTH_IT
+    tried = [Candidate(b"slow", 4096, may_be_tried=True), Candidate(b"quick", 1024)]
+    assert decide(REQUEST, 0, Located(0, 4000), ON, tried, costs).reason is DecisionReason.PROBE
+
+
 @given(
     st.lists(
         st.builds(Candidate, st.binary(max_size=3), tokens, st.integers(0, 9), st.integers(0, 9), *[st.booleans()] * 2),

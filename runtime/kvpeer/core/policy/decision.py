@@ -8,7 +8,7 @@ both, and once the costs of both are known, recomputing has to take longer than 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Protocol
 
@@ -175,19 +175,12 @@ def decide(
     usable_tokens = _whole_pages(request.prompt_tokens - 1, request.page_tokens)
     resident_tokens = max(min(located.resident_tokens, usable_tokens), local_tokens)
     reachable_tokens = max(min(located.reachable_tokens, usable_tokens), resident_tokens)
-    source, reachable_tokens, refusal = _choose_source(
-        request, candidates, resident_tokens, reachable_tokens, settings.pulls_per_source_max
-    )
-    if settings.mode is Mode.OFF or reachable_tokens - resident_tokens < (settings.min_cached_token_delta or 1):
-        costs = None  # they would not matter
-    estimates = _estimate(request, source, resident_tokens, reachable_tokens, costs)
-    gain_tokens = reachable_tokens - resident_tokens
-    prefill = estimates.prefill if estimates is not None else None
-    wait_s = pull_wait_s(gain_tokens, settings, prefill, n_reload_tokens=resident_tokens - local_tokens)
-    refusal = _floor_refusal(gain_tokens, wait_s, settings, estimates) or refusal or _cost_refusal(settings, estimates)
-    reason = _final_reason(refusal, source, settings, load)
+    prefix = _Prefix(local_tokens, resident_tokens, reachable_tokens)
+    option = _best_option(request, prefix, settings, candidates, costs)
+    estimates, reason = option.estimates, _final_reason(option.refusal, option.source, settings, load)
     if reason in _PULLS:
-        return Decision(Action.PULL, reachable_tokens - local_tokens, wait_s, reason, source.producer, estimates)
+        n_tokens = option.reachable_tokens - local_tokens
+        return Decision(Action.PULL, n_tokens, option.wait_s, reason, option.source.producer, estimates)
     if resident_tokens > local_tokens:
         if not load.can_reload:
             return Decision(Action.NONE, 0, 0.0, DecisionReason.BUSY)
@@ -220,6 +213,76 @@ def located_tokens(statuses: npt.NDArray[np.uint8], local_tokens: int, page_toke
 # ---- inside
 
 _PULLS = frozenset({DecisionReason.PULL, DecisionReason.PROBE})
+
+
+@dataclass(frozen=True, slots=True)
+class _Prefix:
+    """How far a prompt's prefix reaches, in usable tokens; each at least as far as the one before."""
+
+    local_tokens: int
+    resident_tokens: int
+    reachable_tokens: int
+
+    def up_to(self, candidates: Sequence[Candidate]) -> _Prefix:
+        """With the pages of these producers only."""
+        reach = max((each.reachable_tokens for each in candidates), default=0)
+        return replace(self, reachable_tokens=max(self.resident_tokens, min(self.reachable_tokens, reach)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    """A pull that might be made, and why it must not be."""
+
+    source: Candidate
+    reachable_tokens: int
+    wait_s: float
+    estimates: Estimates | None
+    refusal: DecisionReason | None
+
+
+def _best_option(
+    request: RequestFacts,
+    prefix: _Prefix,
+    settings: PolicySettings,
+    candidates: Sequence[Candidate],
+    costs: Costs | None,
+) -> _Option:
+    """The pull from the source that is drawn, or, where that does not pay, from one of those that surely do."""
+    option = _weigh(request, prefix, settings, candidates, costs)
+    if option.refusal is not DecisionReason.NOT_WORTH_IT or option.source.may_be_tried:
+        return option
+    paying = [
+        each
+        for each in candidates
+        if not each.is_held_off and _surely_pays(_weigh(request, prefix.up_to([each]), settings, [each], costs))
+    ]
+    second = _weigh(request, prefix.up_to(paying), settings, paying, costs)
+    return second if _surely_pays(second) else option
+
+
+def _surely_pays(option: _Option) -> bool:
+    return option.refusal is None and option.estimates is not None and option.estimates.are_known
+
+
+def _weigh(
+    request: RequestFacts,
+    prefix: _Prefix,
+    settings: PolicySettings,
+    candidates: Sequence[Candidate],
+    costs: Costs | None,
+) -> _Option:
+    resident_tokens = prefix.resident_tokens
+    source, reachable_tokens, refusal = _choose_source(
+        request, candidates, resident_tokens, prefix.reachable_tokens, settings.pulls_per_source_max
+    )
+    gain_tokens = reachable_tokens - resident_tokens
+    if settings.mode is Mode.OFF or gain_tokens < (settings.min_cached_token_delta or 1):
+        costs = None  # they would not matter
+    estimates = _estimate(request, source, resident_tokens, reachable_tokens, costs)
+    prefill = estimates.prefill if estimates is not None else None
+    wait_s = pull_wait_s(gain_tokens, settings, prefill, n_reload_tokens=resident_tokens - prefix.local_tokens)
+    refusal = _floor_refusal(gain_tokens, wait_s, settings, estimates) or refusal or _cost_refusal(settings, estimates)
+    return _Option(source, reachable_tokens, wait_s, estimates, refusal)
 
 
 def _choose_source(

@@ -714,5 +714,6 @@ def test_from_a_slow_producer_nothing_is_pulled_while_another_one_has_the_pages_
     engine.counts()
     engine.locator.offers = (Offer(A, 64, 0),)
     assert pulled(engine, "slow alone", 64) == 0
-    engine.locator.offers = (Offer(B, 64, 0),)
-    assert pulled(engine, "quick alone", 64, 0.01) == 64 * PAGE_TOKENS
+    engine.locator.offers = (Offer(A, 64, 0), Offer(B, 64, 0))
+    assert [pulled(engine, f"both {n}", 64, 0.01) for n in range(20)] == [64 * PAGE_TOKENS] * 20
+    assert engine.counts()["decisions"] == {"not_worth_it": 1, "pull": 20}
