@@ -49,7 +49,7 @@ class _Reported:
 
     n_tokens: int
     seconds: float
-    is_aborted: bool
+    is_void: bool
 
 
 @dataclass(slots=True)
@@ -94,12 +94,12 @@ class EnginePolicy:
         self._reports.pop(request.request, None)
         self._ledger.begun(request, decision, self.clock())
 
-    def reported(self, request: str, n_tokens: int, seconds: float, *, is_aborted: bool) -> None:
-        """A rank's load is over: so many tokens were loaded."""
-        known = self._reports.pop(request, None) or _Reported(n_tokens, seconds, is_aborted)
+    def reported(self, request: str, n_tokens: int, seconds: float, *, is_void: bool) -> None:
+        """A rank's load is over: so many tokens were loaded. is_void: why it ended says nothing about its producer."""
+        known = self._reports.pop(request, None) or _Reported(n_tokens, seconds, is_void)
         known.n_tokens = min(known.n_tokens, n_tokens)
         known.seconds = max(known.seconds, seconds)
-        known.is_aborted |= is_aborted
+        known.is_void |= is_void
         self._reports[request] = known
         if len(self._reports) > REPORTS_MAX:
             del self._reports[next(iter(self._reports))]
@@ -108,7 +108,7 @@ class EnginePolicy:
         """All ranks' loads of these requests are over and reported."""
         for request in requests:
             known = self._reports.pop(request, None)
-            if known is None or known.is_aborted:
+            if known is None or known.is_void:
                 self._ledger.forget(request)
             else:
                 self._judge(request, known)

@@ -25,7 +25,11 @@ GUARDED_PAIRS_MAX = 1024
 is forgotten, which turns it on: that costs `min_samples` slow pulls."""
 
 TRY_TIMEOUT_S = 30.0
-"""A try whose outcome nobody reported counts as lost after this long, and another is let through."""
+"""A try whose outcome nobody reported says nothing; after this long another one is let through."""
+
+LOSS_MIN = 0.05
+"""Pulling is turned off when it lost at least this part of the time that the pulls took. Less is within the error of
+what computing would have taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,14 @@ class GuardChange:
         return f"pulling from {where} is on again: {self.n_pulls} tries in a row saved {self.saved_s:.3f} s"
 
 
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    at: float
+    producer: bytes
+    saved_s: float
+    seconds: float
+
+
 class Guard:
     """The guard of one producer, or of an engine: that one acts only on harm that no producer alone explains, and
     judges twice as many pulls together. Not thread-safe."""
@@ -57,7 +69,7 @@ class Guard:
         self._settings = settings
         self._is_of_engine = is_of_engine
         self._min_samples = settings.min_samples * (2 if is_of_engine else 1)
-        self._outcomes: deque[tuple[float, bytes, float]] = deque(maxlen=max(settings.window, self._min_samples))
+        self._outcomes: deque[_Outcome] = deque(maxlen=max(settings.window, self._min_samples))
         self._retry_s = settings.retry_s
         self._retry_at = 0.0
         self._try_until: float | None = None
@@ -73,13 +85,13 @@ class Guard:
         """A try is under way: none but this one, until its outcome is known."""
         self._try_until = now + TRY_TIMEOUT_S
 
-    def judge(self, producer: bytes, saved_s: float, now: float) -> tuple[bool, float, int] | None:
+    def judge(self, outcome: _Outcome) -> tuple[bool, float, int] | None:
         """Takes in an outcome; returns (is_off, saved_s, n_pulls) if that turned pulling off or on."""
-        return self._judge_try(saved_s, now) if self.is_off else self._judge_pull(producer, saved_s, now)
+        return self._judge_try(outcome.saved_s, outcome.at) if self.is_off else self._judge_pull(outcome)
 
     def forget(self, producer: bytes) -> None:
         """Leaves out what this producer did: it is dealt with by itself."""
-        kept = [outcome for outcome in self._outcomes if outcome[1] != producer]
+        kept = [outcome for outcome in self._outcomes if outcome.producer != producer]
         self._outcomes.clear()
         self._outcomes.extend(kept)
 
@@ -88,12 +100,14 @@ class Guard:
         """From now to the next try, when pulling was just turned off."""
         return self._retry_s
 
-    def _judge_pull(self, producer: bytes, saved_s: float, now: float) -> tuple[bool, float, int] | None:
-        self._outcomes.append((now, producer, saved_s))
-        while now - self._outcomes[0][0] > self._settings.window_s:
+    def _judge_pull(self, latest: _Outcome) -> tuple[bool, float, int] | None:
+        now = latest.at
+        self._outcomes.append(latest)
+        while now - self._outcomes[0].at > self._settings.window_s:
             self._outcomes.popleft()
-        total_s, n_pulls = sum(outcome[2] for outcome in self._outcomes), len(self._outcomes)
-        if n_pulls < self._min_samples or total_s - self._explained_s() >= 0:
+        total_s, n_pulls = sum(outcome.saved_s for outcome in self._outcomes), len(self._outcomes)
+        allowed_s = LOSS_MIN * sum(outcome.seconds for outcome in self._outcomes)
+        if n_pulls < self._min_samples or total_s - self._explained_s() >= -allowed_s:
             return None
         # Soon off again after the tries had paid: they were luck, and the next ones come as late as after a bad one.
         is_relapse = now - self._on_since < self._settings.window_s
@@ -122,8 +136,8 @@ class Guard:
         if not self._is_of_engine:
             return 0.0
         by_producer: dict[bytes, float] = {}
-        for _, producer, saved_s in self._outcomes:
-            by_producer[producer] = by_producer.get(producer, 0.0) + saved_s
+        for outcome in self._outcomes:
+            by_producer[outcome.producer] = by_producer.get(outcome.producer, 0.0) + outcome.saved_s
         return min(0.0, *by_producer.values())
 
     def _wait_for_a_try(self, now: float) -> None:
@@ -161,8 +175,8 @@ class Guards:
             if guard is not None and guard.is_off:
                 guard.try_begun(now)
 
-    def judge(self, producer: bytes, saved_s: float, now: float) -> list[GuardChange]:
-        """Takes in what a pull saved, negative if it lost time; returns what that changed."""
+    def judge(self, producer: bytes, saved_s: float, now: float, *, seconds: float) -> list[GuardChange]:
+        """Takes in what a pull saved that took so long, negative if it lost time; returns what that changed."""
         if not self._settings.is_on:
             return []
         pair = self._pairs.pop(producer, None) or Guard(self._settings)
@@ -170,13 +184,13 @@ class Guards:
         if len(self._pairs) > GUARDED_PAIRS_MAX:
             self._pairs.popitem(last=False)
         changes = []
-        was_off = pair.is_off
-        if (changed := pair.judge(producer, saved_s, now)) is not None:
+        was_off, outcome = pair.is_off, _Outcome(now, producer, saved_s, seconds)
+        if (changed := pair.judge(outcome)) is not None:
             changes.append(GuardChange(producer, *changed, pair.retry_s))
         if pair.is_off and not was_off:
             self.engine.forget(producer)
             return changes
         counts = self.engine.is_off or not was_off  # tries of a producer that is off say nothing of the others
-        if counts and (changed := self.engine.judge(producer, saved_s, now)) is not None:
+        if counts and (changed := self.engine.judge(outcome)) is not None:
             changes.append(GuardChange(None, *changed, self.engine.retry_s))
         return changes

@@ -197,7 +197,8 @@ class Ledger:
         saved_s = prefill.seconds - seconds
         if pull.is_probe and saved_s > 0:
             self._next_probe_at = now  # what pays need not be rationed, and three in a row turn pulling on again
-        return PullOutcome(seconds, estimated_s, saved_s, self.guards.judge(pull.producer, saved_s, now))
+        changes = self.guards.judge(pull.producer, saved_s, now, seconds=seconds)
+        return PullOutcome(seconds, estimated_s, saved_s, changes)
 
     def forget(self, request: str) -> None:
         """The request ended before its pull did: its duration says nothing."""

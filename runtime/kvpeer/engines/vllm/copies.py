@@ -202,7 +202,7 @@ class Loads:
         if load.is_aborted or self._clock() >= load.start_by:
             self._give_up(load)
             return
-        started, n_loaded, outcome, seconds = self._clock(), 0, Outcome.REFUSED, 0.0
+        started, n_loaded, outcome, seconds = self._clock(), 0, Outcome.REFUSED, None
         try:
             self._wait_for(load.fence)
             n_loaded, outcome = self._fetch(load, started)
@@ -237,7 +237,8 @@ class Loads:
                 return start + int(missed[0]), Outcome(int(outcomes[missed[0]]))
         return len(order), Outcome.HIT
 
-    def _finish(self, load: _Load, n_loaded: int, outcome: Outcome, seconds: float = 0.0) -> None:
+    def _finish(self, load: _Load, n_loaded: int, outcome: Outcome, seconds: float | None = None) -> None:
+        """seconds: None for a load that was not begun, or ended by an error of ours."""
         blocks = load.order.block_ids()
         if n_loaded:
             self._tally.count("loaded_pages", Outcome.HIT.name.lower(), n_loaded)
@@ -245,7 +246,8 @@ class Loads:
         if n_loaded < len(blocks):
             # vLLM recomputes from the first missing page on, so what lies behind it is of no use even if it arrived.
             self._tally.count("loaded_pages", outcome.name.lower(), len(blocks) - n_loaded)
-        report = LoadReport(load.order.request, n_loaded, seconds, load.is_aborted)
+        is_local_fault = seconds is None or outcome == Outcome.REFUSED or n_loaded < load.order.n_reloads
+        report = LoadReport(load.order.request, n_loaded, seconds or 0.0, load.is_aborted, is_local_fault)
         with self._lock:
             del self._running[load.order.request]
             self._done.append(load.order.request)

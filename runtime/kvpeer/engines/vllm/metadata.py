@@ -83,13 +83,15 @@ class StepOrders:
 @dataclass(frozen=True)
 class LoadReport:
     """What became of one rank's load: how many of its first pages were loaded, and the time from its order to its
-    end; from the end of the engine's work before it, if that is later. Without the time that a pull's reloads took. No
-    time for one that was never begun."""
+    end; from the end of the engine's work before it, if that is later. Without the time that a pull's reloads took.
+    `is_local_fault`: that pages are missing is not the producer's doing: no thread was free in time, the own pool had
+    no room or had lost its pages, the producer had no time to spare (refused), or there was an error here."""
 
     request: str
     n_pages: int
     seconds: float
     is_aborted: bool
+    is_local_fault: bool = False
 
 
 @dataclass

@@ -264,7 +264,8 @@ class SchedulerSide:
         self._policy.step_ended(report.step)
         for load in report.loads:
             n_tokens = load.n_pages * self.page_tokens
-            self._policy.reported(load.request, n_tokens, load.seconds, is_aborted=load.is_aborted)
+            is_void = load.is_aborted or load.is_local_fault
+            self._policy.reported(load.request, n_tokens, load.seconds, is_void=is_void)
 
     def hit_sources(self, request: Any, n_tokens: int) -> tuple[int, int]:
         """Returns how many of the `n_tokens` just accepted come from (the own pool, peers)."""

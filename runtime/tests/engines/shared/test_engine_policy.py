@@ -37,11 +37,11 @@ class Driver:
         located = Located(0, n_tokens)
         return facts, self.policy.decide(facts, 0, located, (), Load(), is_counted=is_counted)
 
-    def pull(self, *seconds_of_ranks: float, n_tokens: int = 2048, is_aborted: bool = False) -> DecisionReason:
+    def pull(self, *seconds_of_ranks: float, n_tokens: int = 2048, is_void: bool = False) -> DecisionReason:
         facts, decision = self.decide(n_tokens)
         self.policy.begun(facts, decision)
         for seconds in seconds_of_ranks:
-            self.policy.reported(facts.request, n_tokens, seconds, is_aborted=is_aborted)
+            self.policy.reported(facts.request, n_tokens, seconds, is_void=is_void)
         self.policy.ended([facts.request])
         return decision.reason
 
@@ -76,7 +76,7 @@ def test_a_pull_brings_what_its_worst_rank_loaded(driver: Driver) -> None:
     facts, decision = driver.decide()
     driver.policy.begun(facts, decision)
     for n_tokens in (1024, 2048):
-        driver.policy.reported(facts.request, n_tokens, 0.01, is_aborted=False)
+        driver.policy.reported(facts.request, n_tokens, 0.01, is_void=False)
     driver.policy.ended([facts.request])
     saved_s = driver.take()["counts"]["pull_effect"]["saved"]
     assert saved_s == pytest.approx(0.1024 - 0.01, rel=0.2)
@@ -89,15 +89,15 @@ def test_pulls_that_cannot_be_judged_are_counted(driver: Driver) -> None:
     assert "pull_effect" not in counts
 
 
-def test_a_pull_that_was_aborted_or_not_reported_says_nothing(driver: Driver) -> None:
+def test_a_pull_that_is_void_or_was_not_reported_says_nothing(driver: Driver) -> None:
     driver.compute(2048)
     driver.take()
-    driver.pull(9.0, is_aborted=True)
+    driver.pull(9.0, is_void=True)
     driver.pull()
     facts, decision = driver.decide()
     driver.policy.begun(facts, decision)
     driver.policy.forget(facts.request)
-    driver.policy.reported(facts.request, 2048, 9.0, is_aborted=False)
+    driver.policy.reported(facts.request, 2048, 9.0, is_void=False)
     driver.policy.ended([facts.request])
     assert set(driver.take()["counts"]) == {"decisions"}
 
@@ -158,7 +158,7 @@ def test_drafts_that_are_checked_are_no_prompts(driver: Driver) -> None:
 def test_what_is_never_reported_takes_no_room_for_good(driver: Driver) -> None:
     for n in range(max(STEPS_MAX, REPORTS_MAX) + 5):
         driver.policy.step_scheduled(n, [(0, 5, 0)])
-        driver.policy.reported(f"r{n}", 1, 1.0, is_aborted=False)
+        driver.policy.reported(f"r{n}", 1, 1.0, is_void=False)
     assert len(driver.policy._steps) == STEPS_MAX
     assert len(driver.policy._reports) == REPORTS_MAX
 

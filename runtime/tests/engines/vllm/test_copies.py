@@ -483,6 +483,33 @@ def test_each_load_is_reported_once_with_what_it_brought_and_took() -> None:
         rank.side.close()
 
 
+@pytest.mark.parametrize(
+    ("outcome", "n_reloads", "is_local_fault"),
+    [
+        (Outcome.REFUSED, 0, True),
+        (Outcome.TIMEOUT, 0, False),
+        (Outcome.MISS, 0, False),
+        (Outcome.MISS, 4, False),
+        (Outcome.MISS, 5, True),
+        (Outcome.HIT, 5, False),
+    ],
+)
+def test_a_load_that_ended_early_says_whether_its_producer_did_it(
+    rank: Rank, outcome: Outcome, n_reloads: int, is_local_fault: bool
+) -> None:
+    rank.client.outcome = lambda page: outcome if page == 4 else Outcome.HIT
+    rank.steps_until(received("r"), StepOrders(loads=[replace(order("r", 8, lane=Lane.PULL), n_reloads=n_reloads)]))
+    (load,) = rank.side.report(StepOrders()).loads
+    assert load.is_local_fault is is_local_fault
+
+
+def test_what_was_never_begun_or_failed_here_is_no_producers_doing(rank: Rank) -> None:
+    rank.client.error = RuntimeError("a bug")
+    rank.steps_until(received("bug"), StepOrders(loads=[order("bug", 4)]))
+    rank.steps_until(received("late"), StepOrders(loads=[order("late", 4, timeout_s=0.0)]))
+    assert [load.is_local_fault for load in rank.side.report(StepOrders()).loads] == [True, True]
+
+
 def test_an_aborted_load_is_reported_as_such(rank: Rank) -> None:
     rank.client.may_go_on.clear()
     rank.step(StepOrders(loads=[order("r", 3 * LOAD_BATCH_PAGES)]))

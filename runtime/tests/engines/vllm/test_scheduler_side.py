@@ -636,6 +636,21 @@ def test_what_steps_and_loads_take_decides_whether_pages_are_pulled(engine: Engi
     assert set(counts["decisions"]) <= {"pull", "not_worth_it", "pair_guarded"}
 
 
+def test_loads_that_fail_for_a_reason_of_this_engine_turn_nothing_off(engine: Engine) -> None:
+    computed(engine, 1024, seconds=0.5)
+    for n in range(30):
+        request = FakeRequest.of_pages(f"r{n}", 64, prompt=f"r{n}")
+        engine.locator.answer = lambda chain: [2] * len(chain)
+        engine.side.request_arrived(request)
+        assert engine.match(request) == 64 * PAGE_TOKENS
+        engine.allocate(request, 64 * PAGE_TOKENS)
+        failed = LoadReport(f"r{n}", 0, 1.0, is_aborted=False, is_local_fault=True)
+        engine.side.step_ended(StepReport(engine.step().step, [failed]))
+        engine.side.loads_ended([f"r{n}"])
+        engine.side.finished(f"r{n}")
+    assert "pull_effect" not in engine.counts()
+
+
 def test_pages_whose_pulls_pay_go_on_being_pulled(engine: Engine) -> None:
     computed(engine, 1024, seconds=0.5)
     assert [pulled(engine, f"quick{n}", 64, 0.01) for n in range(30)] == [64 * PAGE_TOKENS] * 30
