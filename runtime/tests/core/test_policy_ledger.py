@@ -312,6 +312,30 @@ def test_asking_again_for_the_same_request_gives_the_same_answer():
         asked.request(8192)
 
 
+def test_a_control_stays_one_while_other_pulls_end():
+    ledger = Ledger(PolicySettings(Mode.ON, guard=GUARD, pulls_per_source_max=20))
+
+    def decided(name: str) -> DecisionReason:
+        facts = RequestFacts(name, 9000, PAGE_TOKENS, PAGE_BYTES)
+        decision = ledger.decide(facts, 0, Located(0, 8192), [Candidate(b"a", 8192)], Load(), 0.0)
+        ledger.begun(facts, decision, 0.0)
+        return decision.reason
+
+    def ended(name: str) -> None:
+        outcome = ledger.ended(name, 8192, 0.05, 0.0)
+        assert outcome is not None
+        assert outcome.saved_s is None
+
+    names = [f"r{n}" for n in range(GUARD.min_samples - 1)]
+    assert {decided(name) for name in [*names, "last", "late"]} == {DecisionReason.PULL}
+    for name in [*names, "last"]:
+        ended(name)
+    assert decided("control") is DecisionReason.CONTROL
+    ended("late")
+    assert decided("control") is DecisionReason.CONTROL
+    assert decided("another") is DecisionReason.PULL
+
+
 def test_the_end_of_what_was_no_pull_says_nothing():
     ledger = Ledger(PolicySettings(Mode.ON))
     assert ledger.ended("unknown", 100, 1.0, 0.0) is None

@@ -83,20 +83,21 @@ class _Costs:
 
 @dataclass(slots=True)
 class _Control:
-    """Which request is computed to learn how long that takes: one behind so many pulls that could not be judged."""
+    """Which request is computed to learn how long that takes: one behind so many pulls that could not be judged. It
+    stays the one until the next: it is asked about as long as it cannot be scheduled, and pulls end meanwhile."""
 
     after_pulls: int
     n_unjudged: int = 0
     request: str | None = None
 
     def is_due(self, request: str) -> bool:
-        return self.request == request or (self.request is None and self.n_unjudged >= self.after_pulls)
+        return self.request == request or self.n_unjudged >= self.after_pulls
 
     def take(self, request: str) -> None:
-        self.request, self.n_unjudged = request, 0
+        if self.request != request:
+            self.request, self.n_unjudged = request, 0
 
     def unjudged(self) -> None:
-        self.request = None
         self.n_unjudged += 1
 
 
