@@ -63,6 +63,7 @@ RESET_TIMEOUT_S = 2.0
 """For the agent's word that everything is withdrawn."""
 
 _WRITE, _PRESENT = 0, 1  # Reserved.statuses
+_OWN_POOL = 1  # Located.statuses
 
 _Answer = TypeVar("_Answer")
 
@@ -168,7 +169,8 @@ class Client:
                     located = _ask(link, Locate(request, part.first, part.keys, part.anchors), Located, deadline)
                     statuses[start:stop] = unpack(located.statuses, U1, len(part), "statuses")
                     reason = reason or located.reason
-                    offers = _extended(offers, _offers(located, len(part)), start)
+                    is_resident = bool((statuses[:start] == _OWN_POOL).all())
+                    offers = _extended(offers, _offers(located, len(part)), start, is_resident=is_resident)
         except KvPeerError as error:
             reason = self._failed("locate", error)
         self._count_values("located_pages", statuses, ("nowhere", "own_pool", "peer"))
@@ -363,10 +365,11 @@ def _offers(located: Located, n_pages: int) -> list[Offer]:
     return [Offer(AgentId(who), *rest) for who, *rest in zip(producers, reaches, in_flight, strict=True)]
 
 
-def _extended(offers: list[Offer], more: list[Offer], start: int) -> list[Offer]:
-    """What is offered of a chain, once it is known what is offered of its pages from `start` on."""
-    if start == 0:
-        return more
+def _extended(offers: list[Offer], more: list[Offer], start: int, *, is_resident: bool) -> list[Offer]:
+    """What is offered of a chain, once it is known what is offered of its pages from `start` on. is_resident: the own
+    pool has all before; nobody was asked about them then, and every producer reaches as far."""
+    if is_resident:
+        return [replace(offer, n_pages=start + offer.n_pages) for offer in more]
     reaches = {offer.producer: offer.n_pages for offer in more}
     return [
         replace(offer, n_pages=start + reaches.get(offer.producer, 0)) if offer.n_pages == start else offer

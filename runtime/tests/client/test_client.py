@@ -396,8 +396,15 @@ def test_the_client_brings_no_event_loop_into_the_engine() -> None:
 
 def test_what_is_offered_of_a_long_chain_goes_on_only_where_it_did_not_end_before() -> None:
     a, b, c = (AgentId(bytes([n]) * 16) for n in range(3))
-    first = _extended([], [Offer(a, 100, 1), Offer(b, 60, 2)], 0)
+    first = _extended([], [Offer(a, 100, 1), Offer(b, 60, 2)], 0, is_resident=True)
     assert first == [Offer(a, 100, 1), Offer(b, 60, 2)]
-    then = _extended(first, [Offer(a, 20, 1), Offer(b, 50, 2), Offer(c, 50, 3)], 100)
+    then = _extended(first, [Offer(a, 20, 1), Offer(b, 50, 2), Offer(c, 50, 3)], 100, is_resident=False)
     assert then == [Offer(a, 120, 1), Offer(b, 60, 2)]
-    assert _extended(first, [], 100) == first
+    assert _extended(first, [], 100, is_resident=False) == first
+
+
+def test_what_follows_a_batch_that_the_own_pool_has_all_of_is_offered() -> None:
+    a = AgentId(b"a" * 16)
+    second = _extended([], [Offer(a, 20, 1)], 100, is_resident=True)
+    assert second == [Offer(a, 120, 1)]
+    assert _extended(second, [Offer(a, 30, 2)], 120, is_resident=False) == [Offer(a, 150, 1)]
