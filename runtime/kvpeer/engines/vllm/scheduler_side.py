@@ -372,7 +372,7 @@ class SchedulerSide:
             is_counted=is_counted,
         )
         n_declined = located.reachable_tokens - first * page_tokens - decision.n_tokens
-        if n_declined:
+        if n_declined and is_counted:
             self.tally.count("declined_tokens", decision.reason.value, n_declined)
         is_pull = decision.action is Action.PULL
         n_pages = decision.n_tokens // page_tokens

@@ -687,6 +687,19 @@ def test_a_request_that_is_asked_about_again_is_counted_once(engine: Engine) -> 
     assert engine.counts()["decisions"] == {"pull": 1}
 
 
+def test_tokens_that_are_declined_are_counted_once_however_often_the_request_is_asked_about() -> None:
+    engine = Engine(min_cached_token_delta=1000)
+    try:
+        engine.locator.answer = lambda chain: [2] * len(chain)
+        request = FakeRequest.of_pages("r", 4)
+        engine.side.request_arrived(request)
+        for _ in range(5):
+            assert engine.match(request) == 0
+        assert engine.counts()["declined_tokens"] == {"below_floor": 4 * PAGE_TOKENS}
+    finally:
+        engine.side.close()
+
+
 A, B = AgentId(b"a" * 16), AgentId(b"b" * 16)
 
 
