@@ -84,6 +84,7 @@ class EnginePolicy:
         """See `Ledger.decide`. is_counted: False for one that is only asked again."""
         decision = self._ledger.decide(request, local_tokens, located, candidates, load, self.clock())
         if is_counted:
+            self._show_guarded()
             self.meter.count("decisions", decision.reason.value)
             if decision.reason is DecisionReason.SHADOW and decision.estimates is not None:
                 self._count_effect("shadow_effect", decision.estimates.saved_s)
@@ -160,8 +161,11 @@ class EnginePolicy:
             self.meter.count("guard_changes", f"{scope}_{'off' if change.is_off else 'on'}")
             self.logger.log(logging.WARNING if change.is_off else logging.INFO, "kvpeer: %s", change)
         if outcome.changes:
-            self.meter.set_gauge("guarded", "producers", self._ledger.guards.n_pairs_off)
-            self.meter.set_gauge("guarded", "engine", int(self._ledger.guards.engine.is_off))
+            self._show_guarded()
+
+    def _show_guarded(self) -> None:
+        self.meter.set_gauge("guarded", "producers", self._ledger.guards.n_pairs_off(self.clock()))
+        self.meter.set_gauge("guarded", "engine", int(self._ledger.guards.engine.is_off))
 
     def _count_effect(self, metric: str, saved_s: float) -> None:
         self.meter.count(metric, "saved" if saved_s >= 0 else "lost", abs(saved_s))

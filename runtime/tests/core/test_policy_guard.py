@@ -135,7 +135,7 @@ def test_only_so_many_producers_are_judged():
     guards = Guards(SETTINGS)
     for n in range(GUARDED_PAIRS_MAX + 8):
         judged(guards, str(n).encode(), *[-1.0] * 4)
-    assert guards.n_pairs_off <= GUARDED_PAIRS_MAX
+    assert guards.n_pairs_off(0.0) <= GUARDED_PAIRS_MAX
 
 
 def test_a_change_says_who_why_and_what_next():

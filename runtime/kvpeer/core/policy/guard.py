@@ -81,6 +81,10 @@ class Guard:
         """Whether, while pulling is off, one pull may be made to see whether it pays by now."""
         return self.is_off and now >= self._retry_at and (self._try_until is None or now >= self._try_until)
 
+    def is_forsaken(self, now: float) -> bool:
+        """Whether a try has been due for longer than any wait for one, so that nobody seems to offer these pages."""
+        return self.may_try(now - self._settings.retry_s_max)
+
     def try_begun(self, now: float) -> None:
         """A try is under way: none but this one, until its outcome is known."""
         self._try_until = now + TRY_TIMEOUT_S
@@ -154,10 +158,9 @@ class Guards:
         self.engine = Guard(settings, is_of_engine=True)
         self._pairs: OrderedDict[bytes, Guard] = OrderedDict()
 
-    @property
-    def n_pairs_off(self) -> int:
-        """Producers from which nothing is pulled but tries."""
-        return sum(guard.is_off for guard in self._pairs.values())
+    def n_pairs_off(self, now: float) -> int:
+        """Producers from which nothing is pulled but tries; without those that seem gone, see `Guard.is_forsaken`."""
+        return sum(guard.is_off and not guard.is_forsaken(now) for guard in self._pairs.values())
 
     def is_off(self, producer: bytes) -> bool:
         """Whether pulling from this producer is off."""

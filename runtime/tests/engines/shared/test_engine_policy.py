@@ -121,6 +121,16 @@ def test_the_guard_says_what_it_does_in_log_and_metrics(driver: Driver, caplog: 
     assert taken["gauges"]["guarded"] == {"producers": 0, "engine": 0}
 
 
+def test_a_producer_that_is_gone_is_not_shown_as_guarded_for_ever(driver: Driver) -> None:
+    driver.compute(2048)
+    for _ in range(GUARD.min_samples):
+        driver.pull(1.2)
+    for wait_s, n_guarded in ((GUARD.retry_s + GUARD.retry_s_max - 1, 1), (2, 0)):
+        driver.now += wait_s
+        driver.decide(0)
+        assert driver.take()["gauges"]["guarded"]["producers"] == n_guarded
+
+
 def test_shadow_counts_what_would_have_been_saved() -> None:
     driver = Driver(Mode.SHADOW)
     driver.compute(2048)
