@@ -15,6 +15,7 @@ import numpy.typing as npt
 from kvpeer.core.policy import (
     Estimate,
     Load,
+    Mode,
     PolicySettings,
     PrefillCosts,
     PullCosts,
@@ -25,6 +26,8 @@ from kvpeer.core.policy import (
 from kvpeer.core.reasons import DecisionReason
 
 __all__ = ["PullGate"]
+
+_OWN_POOL = 1
 
 
 class _CalibratedCosts:
@@ -48,6 +51,12 @@ class PullGate:
         self._settings = settings
         self._count = count
         self._costs = _CalibratedCosts(settings) if settings.calibration.is_calibrated else None
+
+    def usable_states(self, statuses: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+        """Returns which pages of a pool without prefixes (states of a window, say) to tell SGLang of, bool [n]: those
+        at peers when pulls are made at all. statuses as for `usable_pages`."""
+        usable: npt.NDArray[np.bool_] = statuses != 0 if self._settings.mode is Mode.ON else statuses == _OWN_POOL
+        return usable
 
     def usable_pages(self, statuses: npt.NDArray[np.uint8], page_tokens: int, page_bytes: int) -> int:
         """Returns how many of the first pages to tell SGLang of. statuses u8 [n]: 0 nowhere, 1 in the own pool, 2 at a

@@ -94,11 +94,6 @@ class PoolPages:
         self._shard = shard
         self._by_address = AddressCopier(layout.page_bytes)
 
-    def exist(self, keys: Sequence[str], deadline: float) -> Mask:
-        """Which of these pages can be had, bool [n]; the others are not there, or nobody could say in time."""
-        found: Mask = self.statuses(keys, deadline) != 0
-        return found
-
     def statuses(self, keys: Sequence[str], deadline: float) -> npt.NDArray[np.uint8]:
         """Where these pages are, u8 [n]: 0 nowhere as far as anybody could say in time, 1 in the own pool, 2 at a
         peer."""

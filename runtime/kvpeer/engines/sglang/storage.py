@@ -203,7 +203,7 @@ class KVPeerStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang is not inst
         if pages is None:
             return np.zeros(len(keys), np.bool_)
         began_at = time.monotonic()
-        present = pages.exist(keys, deadline)
+        present = self._gate.usable_states(pages.statuses(keys, deadline))
         self._meter.located(str(name), len(keys), int(present.sum()), time.monotonic() - began_at)
         return present
 

@@ -43,6 +43,12 @@ def test_without_pulls_only_the_own_pool_is_told_of(mode: str) -> None:
     assert set(counted) == {"decisions mode_off" if mode == "off" else "decisions shadow"}
 
 
+@pytest.mark.parametrize(("mode", "told"), [("off", [0, 1, 0]), ("shadow", [0, 1, 0]), ("on", [0, 1, 1])])
+def test_states_at_peers_are_told_of_only_where_pulls_are_made(mode: str, told: list[int]) -> None:
+    gate = PullGate(load_settings({"mode": mode}, {}).policy(), lambda metric, label, amount: None)
+    assert gate.usable_states(np.array([0, 1, 2], np.uint8)).tolist() == [bool(each) for each in told]
+
+
 def test_shadow_counts_what_pulls_would_save_by_the_calibrated_costs() -> None:
     n_pages, counted = usable([2] * 100, mode="shadow", **CALIBRATED)
     assert n_pages == 0

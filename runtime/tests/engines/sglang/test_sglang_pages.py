@@ -77,7 +77,7 @@ def test_pages_arrive_where_they_are_wanted_and_nowhere_else(opened: Open, kind:
     before = target.array.copy()
     writer, reader = opened(source), opened(target)
     assert writer.write(KEYS, numbers(4, 0, 2), soon()).tolist() == [True] * 3
-    assert reader.exist([KEYS[2], "d" * 64, KEYS[0]], soon()).tolist() == [True, False, True]
+    assert reader.statuses([KEYS[2], "d" * 64, KEYS[0]], soon()).tolist() == [1, 0, 1]
     arrived = reader.read([KEYS[2], "d" * 64, KEYS[0]], numbers(1, 2, 3), soon())
     assert arrived.tolist() == [True, False, True]
     assert np.array_equal(target.page(1), source.page(2))
@@ -123,7 +123,7 @@ def test_shards_keep_their_pages_apart(opened: Open) -> None:
     source = filled(HostPool("page_first"), 1)
     zero, one = opened(source, shard=0), opened(HostPool("page_first"), shard=1)
     assert zero.write(KEYS, numbers(0, 1, 2), soon()).all()
-    assert not one.exist(KEYS, soon()).any()
+    assert not one.statuses(KEYS, soon()).any()
     assert not one.read(KEYS, numbers(0, 1, 2), soon()).any()
 
 
@@ -154,7 +154,7 @@ def test_a_frozen_agent_costs_no_more_than_the_deadline_and_closing_less_than_a_
     assert pages.write(KEYS, numbers(0, 1, 2), soon()).all()
     agent.send_signal(signal.SIGSTOP)
     for call in (
-        lambda deadline: pages.exist(KEYS, deadline),
+        lambda deadline: pages.statuses(KEYS, deadline),
         lambda deadline: pages.read(KEYS, numbers(0, 1, 2), deadline),
         lambda deadline: pages.write(["d" * 64], numbers(3), deadline),
     ):
