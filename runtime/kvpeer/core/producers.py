@@ -13,7 +13,7 @@ from kvpeer.core.located import LocatedPages
 from kvpeer.core.negative import NegativeCache
 from kvpeer.core.sources import Holding
 from kvpeer.core.view import ClusterView
-from kvpeer.model import AgentId
+from kvpeer.model import KEY_BYTES, AgentId
 
 __all__ = ["Producers"]
 
@@ -31,6 +31,11 @@ class Producers:
     def may_ask(self, producer: AgentId, now: float) -> bool:
         """Whether pages may be pulled from this agent: it is alive, and its breaker lets a fetch through."""
         return self.view.info(producer) is not None and self.breakers.is_usable(producer, now)
+
+    def lot_name(self, request: str, keys: bytes) -> str:
+        """What lots are drawn for: the request, or, where the engine names none, this agent and the first of the packed
+        keys. With one name for all of them, all readers would draw the same holder."""
+        return request or f"{self.view.own_id.hex()} {keys[:KEY_BYTES].hex()}"
 
     def holding(
         self,

@@ -24,6 +24,11 @@ class ClusterView:
         self.ring = build_ring([self._own_id])
 
     @property
+    def own_id(self) -> AgentId:
+        """This agent, for as long as it runs."""
+        return self._own_id
+
+    @property
     def alive(self) -> frozenset[AgentId]:
         """All members believed alive, this agent included."""
         return frozenset(self._infos)

@@ -71,21 +71,22 @@ def located_of(
 
 @dataclass
 class Cluster:
-    """What an agent with this many peers knows; its own number is 0."""
+    """What an agent with this many peers knows; its own number is 0 unless told otherwise."""
 
     n_peers: int = 4
+    number: int = 0
     in_flight: Counter[AgentId] = field(default_factory=Counter)
     breakers: Breakers = field(default_factory=Breakers)
     negative: NegativeCache = field(default_factory=NegativeCache)
     recent: RecentLocations = field(default_factory=RecentLocations)
 
     def __post_init__(self) -> None:
-        self.view = ClusterView(info(0), lambda members: Ring.build(list(members)))
+        self.view = ClusterView(info(self.number), lambda members: Ring.build(list(members)))
         self.alive(*range(1, self.n_peers + 1))
         self.producers = Producers(self.view, self.breakers, self.negative, self.in_flight)
 
     def alive(self, *numbers: int) -> None:
-        self.view.update([info(number) for number in (0, *numbers)], [], 0.0)
+        self.view.update([info(number) for number in (self.number, *numbers)], [], 0.0)
 
 
 @dataclass

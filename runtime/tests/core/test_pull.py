@@ -24,7 +24,7 @@ from kvpeer.core.pull import (
 from kvpeer.core.pull.plan import FETCH_MARGIN_S, FETCH_S_MIN, PROMOTE_SHARE
 from kvpeer.core.reasons import NotAskedError, UnaskedReason
 from kvpeer.core.slot_effects import ReserveStatus
-from kvpeer.model import LocalProtocolError, Outcome, PeerUnavailableError
+from kvpeer.model import AgentId, LocalProtocolError, Outcome, PeerUnavailableError
 from pulling import (
     DEADLINE,
     GENERATION,
@@ -92,6 +92,19 @@ def test_what_was_not_located_for_this_request_is_asked_for_first(cluster):
     assert not plan.done
     reserve = only(plan.located(locate, located_of(question, [{1}, {1}]), 0.1), Reserve)
     assert reserve.portion.producer == agent(1)
+
+
+def test_readers_that_name_no_request_spread_over_the_holders_and_one_of_them_keeps_to_its_choice():
+    def producer_for(reader: int, first: int) -> AgentId:
+        cluster = Cluster(number=reader)
+        question = question_of(chain_slice(2, first), request="")
+        plan = PullPlan(question, cluster.producers, cluster.recent)
+        located = located_of(question, [{1, 2, 3, 4}] * 2)
+        return only(plan.located(only(plan.start(0.0), Locate), located, 0.1), Reserve).portion.producer
+
+    assert len({producer_for(reader, 0) for reader in range(100, 140)}) == 4
+    assert len({producer_for(100, first) for first in range(40)}) == 4
+    assert len({producer_for(100, 0) for _ in range(5)}) == 1
 
 
 def test_pages_that_nobody_holds_are_misses_at_once(cluster):

@@ -261,7 +261,7 @@ class PullPlan:
         assert self._located is not None  # noqa: S101 - no round before
         keys = take_keys(self._keys, places)
         holding = self._producers.holding(self._located, self._positions[places], keys, now, self._failed)
-        sources = choose_sources(holding, question.request, question.source)
+        sources = choose_sources(holding, self._producers.lot_name(question.request, self._keys), question.source)
         if is_first:
             self._not_asked(UnaskedReason.NO_SOURCE, len(places) - sum(len(source.indices) for source in sources))
         is_last = self._n_rounds + 1 == ROUNDS_MAX or not holding.has_alternatives
