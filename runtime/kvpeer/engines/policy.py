@@ -12,14 +12,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvpeer.core.policy import Candidate, Decision, Ledger, Load, Located, PolicySettings, RequestFacts
-from kvpeer.core.policy.costs import STEP_TOKENS
+from kvpeer.core.policy.costs import PROMPT_TOKENS_MIN, STEP_TOKENS
 from kvpeer.core.reasons import DecisionReason
 
 __all__ = ["EnginePolicy", "PolicyMeter"]
-
-PROMPT_TOKENS_MIN = 128
-"""A step with fewer tokens of prompts takes what any step takes. It says nothing about computing a prompt, and there
-are so many of them that they would make what does be forgotten."""
 
 STEPS_MAX = 64
 """Steps under way that are remembered. An engine has two or three; more is an engine that reports nothing."""

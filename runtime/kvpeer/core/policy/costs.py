@@ -12,7 +12,7 @@ from dataclasses import replace
 from kvpeer.core.policy.fit import Estimate, Fit
 from kvpeer.core.policy.settings import Calibration
 
-__all__ = ["PAIRS_MAX", "PrefillCosts", "PullCosts"]
+__all__ = ["PAIRS_MAX", "PROMPT_TOKENS_MIN", "STEP_TOKENS", "PrefillCosts", "PullCosts"]
 
 PAIRS_MAX = 1024
 """Producers whose pulls have a model of their own: as many as a cluster has members. Beyond, the one that was pulled
@@ -20,6 +20,10 @@ from longest ago is forgotten, and estimated like all others."""
 
 STEP_TOKENS = 2048
 """Tokens that an engine computes in a step, where nobody says: vLLM's default for chunked prefills."""
+
+PROMPT_TOKENS_MIN = 128
+"""A step with fewer tokens of prompts takes what any step takes. It says nothing about computing a prompt, and there
+are so many of them that they would make what does be forgotten: whoever reports steps leaves those out."""
 
 
 class PullCosts:

@@ -6,8 +6,9 @@ import logging
 
 import pytest
 from kvpeer.core.policy import Decision, GuardSettings, Load, Located, Mode, PolicySettings, RequestFacts
+from kvpeer.core.policy.costs import PROMPT_TOKENS_MIN
 from kvpeer.core.reasons import DecisionReason
-from kvpeer.engines.policy import PROMPT_TOKENS_MIN, REPORTS_MAX, STEPS_MAX, EnginePolicy
+from kvpeer.engines.policy import REPORTS_MAX, STEPS_MAX, EnginePolicy
 from kvpeer.engines.vllm.tally import Tally
 from kvpeer.metrics.policy import POLICY_METRICS
 
