@@ -96,7 +96,7 @@ engine-venv: $(ENGINE_VENV)/.ready ## vLLM and SGLang for the CPU with kvpeer in
 
 # ---- checks -----------------------------------------------------------------------------------------------------------
 
-.PHONY: lint types contracts unit chart-test native-test sanitizers process-test long-test sim soak test-fast test-rdma engine-test sglang-test test
+.PHONY: lint types contracts unit chart-test native-test sanitizers process-test long-test sim reproduce soak test-fast test-rdma engine-test sglang-test test
 lint: $(VENV)/.ready ## ruff: rules and format
 	$(call SAY,lint)
 	@$(BIN)/ruff check -q . && $(BIN)/ruff format -q --check .
@@ -139,6 +139,10 @@ long-test: $(LIB) ## longer runs: reuse of slots under readers, clusters on a lo
 sim: $(LIB) ## 200 seeds of a simulated cluster under faults
 	$(call SAY,simulated clusters)
 	@cd runtime && $(CURDIR)/$(BIN)/python -m kvpeer.cli sim cluster --agents 16 --seeds 200 --jobs $(JOBS)
+
+reproduce: $(LIB) ## published results beside what a simulated fleet makes of them, into docs/reproduction.md (2 minutes)
+	$(call SAY,simulated fleets)
+	@cd runtime && $(CURDIR)/$(BIN)/python -m kvpeer.cli sim fleet --seeds 3 --jobs $(JOBS) --page ../docs/reproduction.md
 
 soak: $(LIB) ## the longest runs: a million fetches, between processes and by each transport (30 minutes)
 	$(call SAY,soak)

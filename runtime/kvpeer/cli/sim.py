@@ -10,6 +10,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 
+from kvpeer.cli.fleet import add_fleet
 from kvpeer.model import ConfigError
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ TRACE_LINES = 60
 
 def add_sim(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds the command to the parser."""
-    sim = commands.add_parser("sim", help="simulate clusters under faults")
+    sim = commands.add_parser("sim", help="simulate clusters under faults, and fleets of engines")
     kinds = sim.add_subparsers(title="simulations", required=True, metavar="WHAT")
     cluster = kinds.add_parser("cluster", help="agents with a hostile network, clock and memory, from a seed")
     cluster.add_argument("--agents", type=int, default=16, metavar="N", help="agents in the cluster (16)")
@@ -38,6 +39,7 @@ def add_sim(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     cluster.add_argument("--trace", type=int, metavar="N", help="lines of the trace to print of a seed that fails")
     cluster.add_argument("--jobs", type=int, default=1, metavar="N", help="processes that share the seeds (1)")
     cluster.set_defaults(run=_run_cluster)
+    add_fleet(kinds)
 
 
 def _run_cluster(options: argparse.Namespace) -> int:
