@@ -32,6 +32,8 @@ def _run_fleet(options: argparse.Namespace) -> int:
 
     if options.seeds < 1 or options.jobs < 1:
         raise ConfigError("--seeds and --jobs must be at least 1")
+    if options.page is not None and not Path(options.page).parent.is_dir():
+        raise ConfigError(f"--page {options.page}: there is no folder {Path(options.page).parent}")
     began_at = time.monotonic()
     seeds = range(options.seeds)
     runs = [(arm, variant, seed) for arm, variant in planned() for seed in seeds]

@@ -1,9 +1,9 @@
-"""The published pool of shared prefixes on Llama-3.1-8B, stage by stage, on a simulated fleet: without pulls, with the
-published policy, and with kvpeer's.
+"""The published pools of shared prefixes, stage by stage, on a simulated fleet: without pulls, with the published
+policy, and with kvpeer's.
 
 Costs of prefills and pulls come from the curve of single requests, those of decodes from the hardware, memory and
-workload from the published setup. Nothing is fitted to the pool's own latencies or rates; for the two numbers that the
-setup does not say (question and output) see `WORKLOAD`.
+workload from the published setup. Nothing is fitted to the pools' own latencies or rates; for the two numbers
+that one setup does not say (question and output) see `LLAMA_SETUP`.
 """
 
 from __future__ import annotations
@@ -15,18 +15,20 @@ from statistics import fmean, median
 from kvpeer.core.policy import Mode, PolicySettings
 from kvpeer.sim.fleet.fleet import Fleet, FleetProfile
 from kvpeer.sim.fleet.profile import LinkProfile, fitted
-from kvpeer.sim.fleet.published import LLAMA
+from kvpeer.sim.fleet.published import GPT_OSS, GPT_OSS_EARLIER, LLAMA, PeerCurve
 from kvpeer.sim.fleet.workload import Outcome, SharedPrefixes
 
 __all__ = [
     "ARMS",
     "AUTO",
+    "GPT_OSS_EARLIER_SETUP",
+    "GPT_OSS_SETUP",
+    "LLAMA_SETUP",
     "NO_PULLS",
-    "N_ENGINES",
     "STATIC",
     "STATIC_BY_AGENTS",
-    "WORKLOAD",
     "Arm",
+    "PoolSetup",
     "Stage",
     "Variant",
     "ceiling_per_s",
@@ -34,22 +36,50 @@ __all__ = [
     "run_pool",
 ]
 
-N_ENGINES = 4
+
+@dataclass(frozen=True, slots=True)
+class PoolSetup:
+    """A published pool: the curve whose costs its engines have, their memory, and what is asked. `weight_bytes`: what
+    each step reads at least."""
+
+    curve: PeerCurve
+    n_engines: int
+    weight_bytes: float
+    device_tokens: int
+    host_tokens: int
+    rates_per_s: tuple[float, ...]
+    workload: SharedPrefixes
+
+
 STAGE_S = 60.0
-RATES_PER_S = (2.0, 4.0, 6.0, 8.0, 12.0, 16.0, 20.0, 24.0)
-"""All as published."""
+"""As published."""
 
-WEIGHT_BYTES = 8.03e9 * 2
-"""Llama-3.1-8B's parameters (model card), 2 bytes each; read by every step."""
+LLAMA_SETUP = PoolSetup(
+    curve=LLAMA,
+    n_engines=4,
+    weight_bytes=8.03e9 * 2,  # the model card's parameters, 2 bytes each
+    device_tokens=500_000,
+    host_tokens=32 * 2**30 // LLAMA.kv_bytes_per_token,
+    rates_per_s=(2.0, 4.0, 6.0, 8.0, 12.0, 16.0, 20.0, 24.0),
+    workload=SharedPrefixes(n_prefixes=64, prefix_tokens=16_384, question_tokens=128, output_tokens=128),
+)
+"""All as published but question and output, which are inferred: 2,420 tokens/s at 10.3 requests/s and 3,184 at 12.6 are
+235 and 253 tokens a request, so 256 asked for; and the 0.53 s from the first to the last token at 2 requests/s leave
+time to read the weights from memory some 140 times at most, so half of the 256 are generated."""
 
-DEVICE_TOKENS = 500_000
-HOST_TOKENS = 32 * 2**30 // LLAMA.kv_bytes_per_token
-"""As published: about 0.5 million tokens on the GPU, and 32 GiB of the host."""
+GPT_OSS_EARLIER_SETUP = PoolSetup(
+    curve=GPT_OSS_EARLIER,
+    n_engines=16,
+    weight_bytes=5.1e9 * 4.25 / 8,  # the model card's active parameters, in MXFP4; a batch reads more experts
+    device_tokens=1_220_000,
+    host_tokens=88 * 2**30 // GPT_OSS_EARLIER.kv_bytes_per_token,
+    rates_per_s=(4.0, 8.0, 12.0, 16.0, 20.0, 24.0),
+    workload=SharedPrefixes(n_prefixes=128, prefix_tokens=49_152, question_tokens=256, output_tokens=64),
+)
+"""All as published; the curve is the one of the same stack."""
 
-WORKLOAD = SharedPrefixes(n_prefixes=64, prefix_tokens=16_384, question_tokens=128, output_tokens=128)
-"""64 prefixes of 16K as published. The rest is not published, and inferred: 2,420 tokens/s at 10.3 requests/s and 3,184
-at 12.6 are 235 and 253 tokens a request, so 256 asked for; and the 0.53 s from the first to the last token at 2
-requests/s leave time to read the weights from memory some 140 times at most, so half of the 256 are generated."""
+GPT_OSS_SETUP = replace(GPT_OSS_EARLIER_SETUP, curve=GPT_OSS, rates_per_s=(6.0, 12.0, 18.0, 24.0, 30.0))
+"""The same pool, measured again on the later stack."""
 
 PATIENT_S = 30.0
 """The published engines wait so long for a load."""
@@ -94,9 +124,10 @@ class Variant:
     and to which engine take."""
 
     name: str = "the pool of this page"
-    rates_per_s: Sequence[float] = RATES_PER_S
+    setup: PoolSetup = LLAMA_SETUP
+    rates_per_s: Sequence[float] | None = None
     stage_s: float = STAGE_S
-    workload: SharedPrefixes = WORKLOAD
+    workload: SharedPrefixes | None = None
     memory_share: float = 1.0
     slow_engines: Mapping[int, float] = field(default_factory=dict)
 
@@ -104,22 +135,23 @@ class Variant:
 def run_pool(arm: Arm, seed: int, variant: Variant = Variant()) -> list[Stage]:
     """The stages of one arm, one after the other on the same fleet, which is empty at first; each begins when all
     requests of the one before have ended."""
-    engine, link = fitted(LLAMA)
+    setup, workload = variant.setup, variant.workload or variant.setup.workload
+    engine, link = fitted(setup.curve)
     engine = replace(
         engine,
-        weight_bytes=WEIGHT_BYTES,
-        device_tokens=DEVICE_TOKENS,
-        host_tokens=HOST_TOKENS,
+        weight_bytes=setup.weight_bytes,
+        device_tokens=setup.device_tokens,
+        host_tokens=setup.host_tokens,
         memory_bytes_per_s=engine.memory_bytes_per_s * variant.memory_share,
     )
     link = LinkProfile(link.floor_s, link.s_per_byte, arm.by_engines)
-    fleet = Fleet(FleetProfile(N_ENGINES, engine, link, arm.settings), seed)
+    fleet = Fleet(FleetProfile(setup.n_engines, engine, link, arm.settings), seed)
     for idx, slowness in variant.slow_engines.items():
         fleet.engines[idx].line.slowness = slowness
     stages = []
-    for idx, rate_per_s in enumerate(variant.rates_per_s):
+    for idx, rate_per_s in enumerate(variant.rates_per_s or setup.rates_per_s):
         begins_at = fleet.kernel.now
-        requests = variant.workload.stage(idx, begins_at, rate_per_s, variant.stage_s, fleet.rng)
+        requests = workload.stage(idx, begins_at, rate_per_s, variant.stage_s, fleet.rng)
         stages.append(_stage(fleet.serve(requests), rate_per_s, begins_at))
     return stages
 

@@ -13,6 +13,8 @@ __all__ = [
     "GLM",
     "GPT_OSS",
     "GPT_OSS_EARLIER",
+    "GPT_OSS_EARLIER_POOL",
+    "GPT_OSS_POOL",
     "LLAMA",
     "LLAMA_POOL",
     "PeerCurve",
@@ -85,14 +87,15 @@ class PoolRow:
 
 @dataclass(frozen=True, slots=True)
 class PublishedPool:
-    """A pool of shared prefixes on one fleet, by offered rate: without and with pulls; and the three numbers that the
-    text makes of them, in percent."""
+    """A pool of shared prefixes on one fleet, by offered rate: without and with pulls; and what the text makes of them,
+    in percent: the median at the rate `median_at_per_s`, the ceiling of requests, the peak of tokens if it says so."""
 
     without: tuple[PoolRow, ...]
     pulls: tuple[PoolRow, ...]
-    median_at_8_percent: float
+    median_at_per_s: float
+    median_percent: float
     ceiling_percent: float
-    peak_tokens_percent: float
+    peak_tokens_percent: float | None = None
 
 
 LLAMA_POOL = PublishedPool(
@@ -116,7 +119,51 @@ LLAMA_POOL = PublishedPool(
         PoolRow(20, 11.6, 24.6),
         PoolRow(24, 11.3, 36.4),
     ),
-    median_at_8_percent=-43,
+    median_at_per_s=8,
+    median_percent=-43,
     ceiling_percent=22,
     peak_tokens_percent=32,
+)
+
+GPT_OSS_EARLIER_POOL = PublishedPool(
+    without=(
+        PoolRow(4, 3.8, 4.2),
+        PoolRow(8, 6.7, 6.5),
+        PoolRow(12, 9.0, 24.9),
+        PoolRow(16, 8.8, 37.3),
+        PoolRow(20, 9.4, 48.8),
+        PoolRow(24, 9.4, 63.5),
+    ),
+    pulls=(
+        PoolRow(4, 3.9, 2.4),
+        PoolRow(8, 7.7, 1.6),
+        PoolRow(12, 11.4, 2.3),
+        PoolRow(16, 15.1, 3.6),
+        PoolRow(20, 15.4, 15.6),
+        PoolRow(24, 16.7, 30.0),
+    ),
+    median_at_per_s=12,
+    median_percent=-91,
+    ceiling_percent=78,
+    peak_tokens_percent=78,
+)
+
+GPT_OSS_POOL = PublishedPool(
+    without=(
+        PoolRow(6, 5.59, 5.6),
+        PoolRow(12, 9.02, 26.2),
+        PoolRow(18, 8.58, 45.7),
+        PoolRow(24, 9.01, 63.4),
+        PoolRow(30, 9.21, 81.2),
+    ),
+    pulls=(
+        PoolRow(6, 5.96, 0.64),
+        PoolRow(12, 11.49, 0.98),
+        PoolRow(18, 17.46, 0.67),
+        PoolRow(24, 21.93, 0.70),
+        PoolRow(30, 29.19, 0.73),
+    ),
+    median_at_per_s=12,
+    median_percent=-96,  # of the rows
+    ceiling_percent=217,  # of the rows
 )

@@ -6,23 +6,38 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from kvpeer.sim.fleet.curves import break_even, curve_rows
-from kvpeer.sim.fleet.experiments import LOCAL_HITS, SLOW_SOURCE, VARIANTS, Runs
+from kvpeer.sim.fleet.experiments import (
+    GPT_OSS_EARLIER_RUN,
+    GPT_OSS_RUN,
+    LLAMA_RUN,
+    LOCAL_HITS,
+    SLOW_SOURCE,
+    VARIANTS,
+    Runs,
+)
 from kvpeer.sim.fleet.pool import (
     ARMS,
     AUTO,
-    N_ENGINES,
+    LLAMA_SETUP,
     NO_PULLS,
     STATIC,
     STATIC_BY_AGENTS,
+    Arm,
     Stage,
     Variant,
     ceiling_per_s,
 )
-from kvpeer.sim.fleet.published import CURVES, LLAMA_POOL, PeerCurve, PoolRow
+from kvpeer.sim.fleet.published import (
+    CURVES,
+    GPT_OSS_EARLIER_POOL,
+    GPT_OSS_POOL,
+    LLAMA_POOL,
+    PeerCurve,
+    PoolRow,
+    PublishedPool,
+)
 
 __all__ = ["page"]
-
-PUBLISHED = Variant()
 
 
 def page(runs: Runs, seeds: Sequence[int]) -> str:
@@ -32,17 +47,32 @@ def page(runs: Runs, seeds: Sequence[int]) -> str:
         ("## Pull or recompute: one request, idle engines", _CURVES, ""),
         *((f"### {curve.model}", "", _curve(curve)) for curve in CURVES),
         ("## Break-even", _BREAK_EVEN, _break_evens()),
-        ("## A pool of shared prefixes on Llama-3.1-8B", _POOL, _headlines(runs)),
-        ("### Stage by stage", "", _stages(runs)),
-        ("### What comes from where", _SHARES, _shares(runs)),
+        ("## A pool of shared prefixes on Llama-3.1-8B", _POOL, _headlines(runs, LLAMA_RUN, LLAMA_POOL)),
+        ("### Stage by stage", "", _stages(runs, LLAMA_RUN, LLAMA_POOL)),
+        ("### What comes from where", _SHARES, _shares(runs, LLAMA_RUN)),
         ("### How much hangs on what had to be inferred", _INFERRED, _variants(runs)),
         ("### What deviates", _DEVIATIONS.format(missing_ms=1e3 * _missing_s(runs)), ""),
-        ("## kvpeer's own policy on the same pool", _AUTO, _arms(runs)),
+        ("## A pool of shared prefixes on gpt-oss-120b", _GPT_OSS_POOL, ""),
+        *(section for run, pool in _GPT_OSS for section in _gpt_oss(runs, run, pool)),
+        ("## kvpeer's own policy on the pools", _AUTO, _arms(runs, LLAMA_RUN, ARMS)),
+        ("", "On gpt-oss-120b:", _arms(runs, GPT_OSS_RUN, (NO_PULLS, STATIC, AUTO))),
         ("## Local hits: nothing is pulled", _LOCAL_HITS, _local_hits(runs)),
         ("## A source that is slow", _SLOW_SOURCE, _slow_source(runs)),
         ("## Not reproduced yet", _OPEN, ""),
     ]
     return "\n\n".join(part.strip() for section in sections for part in section if part) + "\n"
+
+
+_GPT_OSS = ((GPT_OSS_RUN, GPT_OSS_POOL), (GPT_OSS_EARLIER_RUN, GPT_OSS_EARLIER_POOL))
+
+
+def _gpt_oss(runs: Runs, run: Variant, pool: PublishedPool) -> list[tuple[str, str, str]]:
+    stack = "The earlier stack" if run is GPT_OSS_EARLIER_RUN else "The later stack"
+    return [
+        (f"### {stack}", "", _headlines(runs, run, pool)),
+        ("", _stages(runs, run, pool), ""),
+        ("", "What comes from where:", _shares(runs, run)),
+    ]
 
 
 def _curve(curve: PeerCurve) -> str:
@@ -74,48 +104,54 @@ def _break_evens() -> str:
     )
 
 
-def _headlines(runs: Runs) -> str:
-    without, pulls = runs.of(NO_PULLS, PUBLISHED), runs.of(STATIC, PUBLISHED)
-    at_8 = [stage.offered_per_s for stage in without].index(8.0)
-    median = pulls[at_8].latency_s_p50 / without[at_8].latency_s_p50 - 1
-    ceiling = ceiling_per_s(pulls) / ceiling_per_s(without) - 1
-    rows = [
-        ("median latency at 8 requests/s", LLAMA_POOL.median_at_8_percent, 100 * median),
-        ("ceiling, requests/s", LLAMA_POOL.ceiling_percent, 100 * ceiling),
-        ("peak tokens/s", LLAMA_POOL.peak_tokens_percent, 100 * ceiling),
+def _changes(without: Sequence[Stage], pulls: Sequence[Stage], at_per_s: float) -> tuple[float, float]:
+    """What pulls change in the median at a rate, and in the ceiling, in percent."""
+    at = [stage.offered_per_s for stage in without].index(at_per_s)
+    median = pulls[at].latency_s_p50 / without[at].latency_s_p50 - 1
+    return 100 * median, 100 * (ceiling_per_s(pulls) / ceiling_per_s(without) - 1)
+
+
+def _headlines(runs: Runs, run: Variant, pool: PublishedPool) -> str:
+    median, ceiling = _changes(runs.of(NO_PULLS, run), runs.of(STATIC, run), pool.median_at_per_s)
+    changes = [
+        (f"median latency at {pool.median_at_per_s:.0f} requests/s", pool.median_percent, median),
+        ("ceiling, requests/s", pool.ceiling_percent, ceiling),
+        ("peak tokens/s", pool.peak_tokens_percent, ceiling),
     ]
     return _table(
         ("what pulls change", "published", "simulated", "deviation, points"),
-        ((name, f"{said:+.0f} %", f"{is_:+.0f} %", f"{is_ - said:+.0f}") for name, said, is_ in rows),
+        (
+            (name, f"{said:+.0f} %", f"{simulated:+.0f} %", f"{simulated - said:+.0f}")
+            for name, said, simulated in changes
+            if said is not None
+        ),
     )
 
 
-def _stages(runs: Runs) -> str:
-    def cells(row: PoolRow, stage: Stage) -> tuple[str, ...]:
-        achieved = "" if row.achieved_per_s is None else f"{row.achieved_per_s:.1f}"
-        simulated = f"{stage.achieved_per_s:.1f}"
-        if row.achieved_per_s is not None:
-            simulated = _beside(stage.achieved_per_s, row.achieved_per_s, 1)
-        return f"{row.latency_s_p50:.2f}", _beside(stage.latency_s_p50, row.latency_s_p50, 2), achieved, simulated
-
+def _stages(runs: Runs, run: Variant, pool: PublishedPool) -> str:
     parts = []
     for name, rows, arm in (
-        ("Without pulls", LLAMA_POOL.without, NO_PULLS),
-        ("With pulls, a static floor of 2,048 tokens", LLAMA_POOL.pulls, STATIC),
+        ("Without pulls", pool.without, NO_PULLS),
+        ("With pulls, a static floor of 2,048 tokens", pool.pulls, STATIC),
     ):
         table = _table(
             ("offered/s", "median latency, s", "simulated", "achieved/s", "simulated"),
-            (
-                (f"{row.offered_per_s:.0f}", *cells(row, stage))
-                for row, stage in zip(rows, runs.of(arm, PUBLISHED), strict=True)
-            ),
+            (_stage(row, stage) for row, stage in zip(rows, runs.of(arm, run), strict=True)),
         )
         parts.append(f"{name}:\n\n{table}")
     return "\n\n".join(parts)
 
 
-def _shares(runs: Runs) -> str:
-    without, pulls = runs.of(NO_PULLS, PUBLISHED), runs.of(STATIC, PUBLISHED)
+def _stage(row: PoolRow, stage: Stage) -> tuple[str, ...]:
+    latency = f"{row.latency_s_p50:.2f}", _beside(stage.latency_s_p50, row.latency_s_p50, 2)
+    if row.achieved_per_s is None:
+        return f"{row.offered_per_s:.0f}", *latency, "", f"{stage.achieved_per_s:.1f}"
+    achieved = f"{row.achieved_per_s:.1f}", _beside(stage.achieved_per_s, row.achieved_per_s, 1)
+    return f"{row.offered_per_s:.0f}", *latency, *achieved
+
+
+def _shares(runs: Runs, run: Variant) -> str:
+    without, pulls = runs.of(NO_PULLS, run), runs.of(STATIC, run)
     return _table(
         ("offered/s", "computed, without pulls", "computed, with pulls", "pulled"),
         (
@@ -133,22 +169,14 @@ def _shares(runs: Runs) -> str:
 def _variants(runs: Runs) -> str:
     def row(variant: Variant) -> tuple[str, ...]:
         without, pulls = runs.of(NO_PULLS, variant), runs.of(STATIC, variant)
-        at_8 = [stage.offered_per_s for stage in without].index(8.0)
-        median = pulls[at_8].latency_s_p50 / without[at_8].latency_s_p50 - 1
-        ceilings = ceiling_per_s(without), ceiling_per_s(pulls)
-        gain = ceilings[1] / ceilings[0] - 1
-        return (
-            variant.name,
-            f"{100 * median:+.0f} %",
-            f"{ceilings[0]:.1f}",
-            f"{ceilings[1]:.1f}",
-            f"{100 * gain:+.0f} %",
-        )
+        median, gain = _changes(without, pulls, LLAMA_POOL.median_at_per_s)
+        ceilings = (f"{ceiling_per_s(stages):.1f}" for stages in (without, pulls))
+        return variant.name, f"{median:+.0f} %", *ceilings, f"{gain:+.0f} %"
 
     published = ("*published*", "-43 %", "10.4", "12.6", "+22 %")
     return _table(
         ("pool", "median at 8/s", "ceiling without", "ceiling with pulls", "gain"),
-        [published, *(row(variant) for variant in (PUBLISHED, *VARIANTS))],
+        [published, *(row(variant) for variant in (LLAMA_RUN, *VARIANTS))],
     )
 
 
@@ -156,16 +184,16 @@ def _missing_s(runs: Runs) -> float:
     """How much of an engine's time a pull would take, if all that the ceilings with pulls are too high by were its
     doing."""
     missing_s = []
-    pulls = runs.of(STATIC, PUBLISHED)
-    for rows, stages in ((LLAMA_POOL.without, runs.of(NO_PULLS, PUBLISHED)), (LLAMA_POOL.pulls, pulls)):
+    pulls = runs.of(STATIC, LLAMA_RUN)
+    for rows, stages in ((LLAMA_POOL.without, runs.of(NO_PULLS, LLAMA_RUN)), (LLAMA_POOL.pulls, pulls)):
         published_per_s = max(row.achieved_per_s or 0.0 for row in rows)
-        missing_s.append(N_ENGINES / published_per_s - N_ENGINES / ceiling_per_s(stages))
+        missing_s.append(LLAMA_SETUP.n_engines / published_per_s - LLAMA_SETUP.n_engines / ceiling_per_s(stages))
     pulled_share = max(pulls, key=lambda stage: stage.achieved_per_s).pulled_share
     return (missing_s[1] - missing_s[0]) / pulled_share
 
 
-def _arms(runs: Runs) -> str:
-    stages = {arm.name: runs.of(arm, PUBLISHED) for arm in ARMS}
+def _arms(runs: Runs, run: Variant, arms: Sequence[Arm]) -> str:
+    stages = {arm.name: runs.of(arm, run) for arm in arms}
     return _table(
         ("offered/s", *stages),
         (
@@ -219,7 +247,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 _HEAD = """
 # Published results, reproduced by simulation
 
-Written by `make reproduce`; edits are lost. Numbers of the pool are means over {n_seeds} seeds.
+Written by `make reproduce`; edits are lost. Numbers of pools are means over {n_seeds} seeds.
 
 `kvpeer sim fleet` simulates engines, a router and pulls between the engines in virtual time, with the policy of
 `core/policy` that serving engines use ([simulation.md](simulation.md) says what is modelled). This page sets what comes
@@ -269,6 +297,17 @@ knows less of what peers have. Nothing published tells them apart, so no constan
 the ceiling here, because each request has as many; the published +32 % beside +22 % says that theirs had not.
 """
 
+_GPT_OSS_POOL = """
+Sixteen engines, 128 prefixes of 48K tokens, 256 asked and 64 generated: all of it published, nothing inferred from the
+pool, nothing fitted to it. It was measured on two stacks; costs are those fitted to the curve of the same stack. Of the
+earlier one it is published that about 58 % of requests pulled.
+
+The simulated ceilings without pulls are too high here too. With pulls the later stack kept up with all that was
+offered, as the simulated one does; the earlier one did not, and nothing in its own curve says why. So the engine time
+that pulls of Llama-3.1-8B seem to have taken may have been a fault of their stack, and not the price of pulls as such.
+Ceilings with pulls are the highest rate that was offered, not a limit, where all of it was served.
+"""
+
 _AUTO = """
 Median / 95 % latency in seconds. *Served by agents*: pulls do not wait for the steps of engines. *kvpeer auto* is what
 one gets without setting anything: costs are learnt while the pool runs, and there is no floor once they are known.
@@ -292,6 +331,6 @@ fell back to a slow transport. The second of two stages.
 
 _OPEN = """
 The conversations of GLM at concurrency 64 (+9.6 % requests, +11.8 % input tokens), which need their trace's shape and
-prefill and decode on different engines; the pools and document questions of gpt-oss-120b; the fork of 43 children; a
+prefill and decode on different engines; the document questions and hot sets of gpt-oss-120b; the fork of 43 children; a
 thousand nodes. The router's own scoring code takes the place of `sim/fleet/placement.py` when there is one.
 """

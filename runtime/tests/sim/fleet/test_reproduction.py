@@ -5,11 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from kvpeer.cli import main
 from kvpeer.sim.fleet import Runs, page, planned, run_pool
 from kvpeer.sim.fleet.curves import break_even, curve_rows
 from kvpeer.sim.fleet.pool import AUTO, NO_PULLS, STATIC, Variant
 from kvpeer.sim.fleet.profile import EngineProfile, LinkProfile, fitted
-from kvpeer.sim.fleet.published import CURVES, GLM, GPT_OSS, LLAMA, LLAMA_POOL, PeerCurve
+from kvpeer.sim.fleet.published import (
+    CURVES,
+    GLM,
+    GPT_OSS,
+    GPT_OSS_EARLIER_POOL,
+    GPT_OSS_POOL,
+    LLAMA,
+    LLAMA_POOL,
+    PeerCurve,
+)
 
 SHORT = Variant("short", rates_per_s=(4.0, 8.0), stage_s=15.0)
 
@@ -57,7 +67,13 @@ def test_a_curve_that_costs_made_gives_these_costs_back():
 def test_pulls_lower_the_median_of_the_pool_as_much_as_was_published():
     without, pulls = (run_pool(arm, 1, replace(SHORT, stage_s=60.0))[1] for arm in (NO_PULLS, STATIC))
     change_percent = 100 * (pulls.latency_s_p50 / without.latency_s_p50 - 1)
-    assert change_percent == pytest.approx(LLAMA_POOL.median_at_8_percent, abs=12)
+    assert change_percent == pytest.approx(LLAMA_POOL.median_percent, abs=12)
+
+
+@pytest.mark.parametrize("arguments", [["--seeds", "0"], ["--jobs", "0"], ["--page", "/no/such/folder/page.md"]])
+def test_what_cannot_be_run_is_said_before_anything_runs(arguments, capsys):
+    assert main(["sim", "fleet", *arguments]) == 2
+    assert arguments[0] in capsys.readouterr().err
 
 
 def test_the_page_has_every_published_number():
@@ -68,8 +84,9 @@ def test_the_page_has_every_published_number():
     for curve in CURVES:
         for published_ms in (*curve.recompute_ms, *curve.pull_ms):
             assert f"| {published_ms:,.0f} |" in text
-    for row in (*LLAMA_POOL.without, *LLAMA_POOL.pulls):
-        assert f"| {row.latency_s_p50:.2f} |" in text
+    for pool in (LLAMA_POOL, GPT_OSS_POOL, GPT_OSS_EARLIER_POOL):
+        for row in (*pool.without, *pool.pulls):
+            assert f"| {row.offered_per_s:.0f} | {row.latency_s_p50:.2f} |" in text
     assert all(not line.endswith(" ") for line in text.splitlines())
 
 
