@@ -299,13 +299,14 @@ the ceiling here, because each request has as many; the published +32 % beside +
 
 _GPT_OSS_POOL = """
 Sixteen engines, 128 prefixes of 48K tokens, 256 asked and 64 generated: all of it published, nothing inferred from the
-pool, nothing fitted to it. It was measured on two stacks; costs are those fitted to the curve of the same stack. Of the
-earlier one it is published that about 58 % of requests pulled.
+pool, nothing fitted to it. It was measured twice; costs are those fitted to the curve of the same time. Of the earlier
+measurement it is published that about 58 % of requests pulled.
 
 The simulated ceilings without pulls are too high here too. With pulls the later stack kept up with all that was
 offered, as the simulated one does; the earlier one did not, and nothing in its own curve says why. So the engine time
 that pulls of Llama-3.1-8B seem to have taken may have been a fault of their stack, and not the price of pulls as such.
-Ceilings with pulls are the highest rate that was offered, not a limit, where all of it was served.
+Where all that was offered was served, the "ceiling" with pulls is no limit. That the earlier stack's gain comes out to
+the percent is chance: both of its ceilings are 40 % too high.
 """
 
 _AUTO = """
