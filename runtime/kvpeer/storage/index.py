@@ -54,17 +54,13 @@ class PageIndex:
         self.pages: list[DiskPage] = []
         """What was found, in the order of its writing; to be taken by `take_pages`."""
         self._is_broken = False
-        try:
-            self._database = self._open()
-            is_usable = self._load()
-        except BROKEN_INDEX_ERRORS:
-            is_usable = False
-        except sqlite3.Error as error:
-            if not _is_the_files_fault(error):
-                raise
-            is_usable = False
-        if not is_usable:
-            self._start_anew()
+        self._database = self._connect()
+        with contextlib.ExitStack() as undo:
+            # Whoever has the error has this object, too: a connection would stay open, and keep the index locked.
+            undo.callback(lambda: self._database.close())
+            if not self._is_usable():
+                self._start_anew()
+            undo.pop_all()
 
     def take_pages(self) -> list[DiskPage]:
         """What was found; they are the caller's from then on."""
@@ -114,9 +110,23 @@ class PageIndex:
 
     # ---- inside
 
-    def _open(self) -> sqlite3.Connection:
-        database = sqlite3.connect(self._path, timeout=1.0, isolation_level=None, check_same_thread=False)
-        self._database = database  # to be closed whatever follows
+    def _is_usable(self) -> bool:
+        """Whether this is an index of ours; then it is loaded."""
+        try:
+            self._set_up()
+            return self._load()
+        except BROKEN_INDEX_ERRORS:
+            return False
+        except sqlite3.Error as error:
+            if not _is_the_files_fault(error):
+                raise
+            return False
+
+    def _connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(self._path, timeout=1.0, isolation_level=None, check_same_thread=False)
+
+    def _set_up(self) -> None:
+        database = self._database
         database.text_factory = bytes  # no text of ours is in it
         database.execute("PRAGMA locking_mode = EXCLUSIVE")
         database.execute("PRAGMA journal_mode = WAL")
@@ -124,7 +134,6 @@ class PageIndex:
         # page, and one that comes back is verified like any other.
         database.execute("PRAGMA synchronous = NORMAL")
         database.execute(f"PRAGMA journal_size_limit = {WAL_BYTES_MAX}")
-        return database
 
     def _load(self) -> bool:
         """Reads everything; rows that cannot be are left out. False if the index is of no use here."""
@@ -150,9 +159,10 @@ class PageIndex:
         self.slot_bytes_of, self.pages = {}, []
         self._database.close()
         self._remove()
-        database = self._open()
-        database.executescript(_SCHEMA)
-        database.execute("INSERT INTO folder VALUES (?)", (self._segment_bytes,))
+        self._database = self._connect()
+        self._set_up()
+        self._database.executescript(_SCHEMA)
+        self._database.execute("INSERT INTO folder VALUES (?)", (self._segment_bytes,))
 
     def _remove(self) -> None:
         for suffix in ("", "-wal", "-shm"):

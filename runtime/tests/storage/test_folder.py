@@ -266,6 +266,23 @@ def test_a_file_system_without_room_for_a_segment_is_full_and_what_is_there_goes
     folder.close()
 
 
+def test_an_index_that_could_not_be_opened_locks_nobody_out(small_disk: Path) -> None:
+    """Whoever tries again has the error of the time before still in hand, and with it all that its frames hold."""
+    others = small_disk / "others"
+    kept: list[DiskError] = []
+    for left_bytes in range(0, 40 << 10, 4 << 10):  # so that it fails at each step of opening
+        others.write_bytes(bytes(SEGMENT_BYTES + (200 << 10) - left_bytes))
+        try:
+            open_folder(small_disk / "kv").close()
+        except DiskError as error:
+            kept.append(error)
+        others.unlink()
+        open_folder(small_disk / "kv").close()
+        for path in (small_disk / "kv").iterdir():
+            path.unlink()
+    assert {error.condition for error in kept} == {Condition.FULL}
+
+
 def test_a_disk_that_becomes_read_only_says_so(small_disk: Path, memory: PoolMemory) -> None:
     folder = open_folder(small_disk / "kv")
     write(folder, [memory.put(1)])
