@@ -4,6 +4,11 @@
 set -euo pipefail
 folder=$1
 
+if [ "$(id -u)" != 0 ] || ! apt-cache show linux-image-amd64 >/dev/null 2>&1 && ! apt-get update -qq >/dev/null 2>&1; then
+    echo "the small machine with RDMA devices needs root and Debian's packages on x86-64; without them, run the other targets that 'make help' lists" >&2
+    exit 1
+fi
+
 missing=()
 command -v qemu-system-x86_64 >/dev/null || missing+=(qemu-system-x86)
 [ -e /usr/include/infiniband/verbs.h ] || missing+=(libibverbs-dev)
