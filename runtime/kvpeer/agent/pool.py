@@ -312,7 +312,11 @@ class PoolService:
             self._open(effect)
 
     def _mark_committed(self, effect: MarkCommitted) -> None:
-        parts = np.stack([self._part_tables.pop(slot) for slot in effect.slots.tolist()])
+        tables = [self._part_tables.pop(slot) for slot in effect.slots.tolist()]
+        # Not np.stack: with records it works out the common type of all tables, which takes longer than all the rest.
+        parts = np.empty((len(tables), len(tables[0])), dtype=PART_DTYPE)
+        for row, table in zip(parts, tables, strict=True):
+            row[:] = table
         keys = np.frombuffer(effect.keys, dtype=np.uint8)
         self.native.mark_committed(effect.slots, effect.generations, keys, parts)
         self._committed_parts = parts

@@ -14,6 +14,7 @@ from typing import Protocol
 from kvpeer.core.policy import Candidate, Decision, Ledger, Load, Located, PolicySettings, RequestFacts
 from kvpeer.core.policy.costs import PROMPT_TOKENS_MIN, STEP_TOKENS
 from kvpeer.core.reasons import DecisionReason
+from kvpeer.engines.pace import Pace
 
 __all__ = ["EnginePolicy", "PolicyMeter"]
 
@@ -57,6 +58,8 @@ class EnginePolicy:
     clock: Callable[[], float]
     logger: logging.Logger
     step_tokens: int = STEP_TOKENS
+    pace: Pace = field(default_factory=Pace)
+    """Of the steps so far."""
     _ledger: Ledger = field(init=False)
     _steps: dict[int, _Step] = field(default_factory=dict)
     _last_output_at: float = 0.0
@@ -131,10 +134,15 @@ class EnginePolicy:
                 del self._steps[next(iter(self._steps))]
 
     def step_ended(self, step: int) -> None:
-        """The output of a step is here. Those with few tokens of prompts are left out."""
+        """The output of a step is here. Those with few tokens of prompts say nothing about costs."""
         now, ended = self.clock(), self._steps.pop(step, None)
-        if ended is not None and ended.n_prompt_tokens >= PROMPT_TOKENS_MIN:
-            seconds = now - max(ended.scheduled_at, self._last_output_at)
+        if ended is None:
+            self._last_output_at = now
+            return
+        seconds = now - max(ended.scheduled_at, self._last_output_at)
+        has_prompt = ended.n_prompt_tokens >= PROMPT_TOKENS_MIN
+        self.pace.step_took(seconds, ended.n_tokens, has_prompt=has_prompt)
+        if has_prompt:
             self.meter.count("estimated", "step", self._ledger.expected_step_s(ended.n_tokens, ended.n_pairs))
             self.meter.count("measured", "step", seconds)
             self._ledger.computed(ended.n_tokens, ended.n_pairs, seconds)

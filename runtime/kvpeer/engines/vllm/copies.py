@@ -35,8 +35,9 @@ __all__ = ["Loads", "PageClient", "Publishes"]
 LOAD_BATCH_PAGES = 32
 """Pages a fetch: an abort takes effect between two fetches. One anchor group, so it is one question to one owner."""
 
-PUBLISH_BATCH_PAGES = 32
-"""Pages a publish: bounds how long a running copy can outlive its revocation."""
+PUBLISH_BATCH_PAGES = 64
+"""Pages a publish: bounds how long a running copy can outlive its revocation. Half of what the agent keeps free ahead
+of need, so that a full pool does not keep a batch waiting for the next one."""
 
 _STOP_WAIT_S = 6.0
 """What `close` waits for a thread: the longest default deadline of a copy, and a little."""

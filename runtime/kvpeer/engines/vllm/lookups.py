@@ -65,6 +65,7 @@ class _Lookup:
     attempt: int
     first: int
     chain: ChainSlice
+    asked_at: float
     deadline: float
     answer: Answer | None = None
     seen_at: float | None = None
@@ -76,7 +77,8 @@ class Lookups:
     """Pending and answered lookups by request. `poll`, `forget` and `clear` belong to one thread (the scheduler's);
     the lock protects `_lookups` entries against the lookup threads.
 
-    locate(chain, request, timeout_s) blocks until it knows where the pages are, and does not raise.
+    locate(chain, request, timeout_s) blocks until it knows where the pages are, and does not raise. learn(located) is
+    called with each answer by the thread that got it, also when nobody waits for it any more.
     """
 
     def __init__(
@@ -87,8 +89,10 @@ class Lookups:
         deferred_max: int,
         clock: Callable[[], float],
         tally: Tally,
+        learn: Callable[[Located], None] = lambda _: None,
     ) -> None:
         self._locate = locate
+        self._learn = learn
         self._timeout_s = timeout_s
         self._deferred_max = deferred_max
         self._clock = clock
@@ -111,28 +115,30 @@ class Lookups:
         first: int,
         slice_from: Callable[[], ChainSlice],
         wait: Callable[[Callable[[float], object]], None] = lambda _: None,
+        may_wait: Callable[[float], bool] = lambda _: True,
     ) -> Answer | None:
         """Returns the answer for the pages from `first` on, or None while it is on its way (never longer than the
         timeout).
 
         attempt: counts the request's preemptions; an answer is for one attempt. slice_from() makes the pages to ask
-        for. An answer without pages means: there are none, or too many requests wait already. Blocks only in `wait`,
-        which is called when something was asked, with a function that waits for the answer for some seconds.
+        for. An answer without pages means: there are none, too many requests wait already, or this one may not wait any
+        more. Blocks only in `wait`, which is called when something was asked, with a function that waits for the answer
+        for some seconds. may_wait(waited_s): whether a request that waited so long may come back later for its answer.
         """
         now = self._clock()
         with self._lock:
             lookup = self._lookups.get(request)
             if lookup is not None and self._is_usable(lookup, attempt, first, now):
-                return self._settle(lookup, now)
+                return self._settle(lookup, now, may_wait)
             if sum(other.answer is None for other in self._lookups.values()) >= self._deferred_max:
                 self._tally.count("lookups", "deferred_full")
                 return Answer(first, np.zeros(0, np.uint8))
-        lookup = _Lookup(attempt, first, slice_from(), now + self._timeout_s)
+        lookup = _Lookup(attempt, first, slice_from(), now, now + self._timeout_s)
         refusal = self._ask(request, lookup)
         if refusal is None:
             wait(lookup.ended.wait)
         with self._lock:
-            return refusal or self._settle(lookup, now)
+            return refusal or self._settle(lookup, self._clock(), may_wait)
 
     def forget(self, request: str) -> None:
         """Drops what is known or under way for a request."""
@@ -160,10 +166,11 @@ class Lookups:
             return False
         return lookup.seen_at is None or now - lookup.seen_at < FRESH_S
 
-    def _settle(self, lookup: _Lookup, now: float) -> Answer | None:
-        if lookup.answer is None and now >= lookup.deadline:
+    def _settle(self, lookup: _Lookup, now: float, may_wait: Callable[[float], bool]) -> Answer | None:
+        is_late = now >= lookup.deadline
+        if lookup.answer is None and (is_late or not may_wait(now - lookup.asked_at)):
             lookup.answer = Answer(lookup.first, np.zeros(0, np.uint8))
-            self._tally.count("lookups", "timeout")
+            self._tally.count("lookups", "timeout" if is_late else "not_awaited")
         if lookup.answer is not None and lookup.seen_at is None:
             lookup.seen_at = now
         return lookup.answer
@@ -183,9 +190,7 @@ class Lookups:
         while (item := self._asked.get()) is not None:
             request, lookup = item
             started = self._clock()
-            with self._lock:
-                is_wanted = self._lookups.get(request) is lookup
-            if not is_wanted or started >= lookup.deadline:
+            if started >= lookup.deadline:
                 continue
             try:
                 located = self._locate(lookup.chain, request, lookup.deadline - started)
@@ -200,6 +205,7 @@ class Lookups:
     def _answered(self, request: str, lookup: _Lookup, located: Located, started: float) -> None:
         now = self._clock()
         self._tally.observe("lookup_seconds", now - started)
+        self._learn(located)
         with self._lock:
             if self._lookups.get(request) is not lookup or lookup.answer is not None:
                 return

@@ -25,7 +25,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from kvpeer.core.chain import Chain, ChainSlice, namespace_digest
-from kvpeer.core.policy import Action, Candidate, Decision, Load, RequestFacts, located_tokens, pull_wait_s
+from kvpeer.core.policy import Action, Candidate, Decision, Load, Mode, RequestFacts, located_tokens, pull_wait_s
 from kvpeer.core.policy.costs import STEP_TOKENS
 from kvpeer.engines.policy import EnginePolicy
 from kvpeer.engines.vllm.lanes import Lane, UnderWay
@@ -33,29 +33,19 @@ from kvpeer.engines.vllm.lookups import Answer, Located, Lookups
 from kvpeer.engines.vllm.metadata import PageOrder, StepOrders, StepReport
 from kvpeer.engines.vllm.patience import Patience
 from kvpeer.engines.vllm.settings import Settings
+from kvpeer.engines.vllm.sharing import unshared_reason
 from kvpeer.engines.vllm.tally import Tally
 
-__all__ = ["Locator", "SchedulerSide", "StepSchedule", "unshared_reason"]
+__all__ = ["Locator", "SchedulerSide", "StepSchedule"]
 
 RESET_TIMEOUT_S = 2.0
 """What an operator's reset waits for the agent. Keys change in any case, so a late answer is harmless."""
 
-OWN_POOL = 1
-"""Status of a located page in the own pool; 0 is nowhere, 2 at a peer."""
+NOWHERE, OWN_POOL = 0, 1
+"""Statuses of a located page; 2 is at a peer."""
 
 
 _logger = logging.getLogger("vllm.kvpeer")
-
-
-def unshared_reason(request: Any) -> str:
-    """Returns why the pages of this request must not be shared; empty when they may be."""
-    if request.lora_request is not None:
-        # vLLM's hash has the adapter's name and path in it, and neither says what the adapter's weights are.
-        return "lora"
-    if request.resumable:
-        # A streaming session rewrites its own tokens, and with them hashes that were already used.
-        return "streaming_session"
-    return ""
 
 
 class Locator(Protocol):
@@ -142,7 +132,7 @@ class SchedulerSide:
         self._policy = EnginePolicy(self.settings.policy(), self.tally, self.clock, _logger, self.step_tokens)
         # No load takes that long, see `Settings.load_timeout_s`; twice, because a copy that runs is finished.
         self._loads = UnderWay(lost_after_s=2 * self.settings.load_timeout_s)
-        self._patience = Patience(self.clock)
+        self._patience = Patience(self.clock, self._policy.pace)
 
     # ---- start and end
 
@@ -159,6 +149,7 @@ class SchedulerSide:
             deferred_max=self.settings.deferred_requests_max,
             clock=self.clock,
             tally=self.tally,
+            learn=self._learn,
         )
 
     def close(self) -> None:
@@ -214,12 +205,14 @@ class SchedulerSide:
         stop = min((request.num_tokens - 1) // self.page_tokens, len(request.block_hashes))
         if first >= stop:
             return 0
+        patience = self._patience.of_request((stop - first) * self.page_tokens, is_idle=self._is_idle())
         answer = self._lookups.poll(
             request.request_id,
             request.num_preemptions,
             first,
             lambda: self._slice(tracked, first, stop),
-            wait=lambda waiting: self._patience.wait(waiting, is_idle=self._is_idle()),
+            wait=patience.wait,
+            may_wait=patience.may_return,
         )
         if answer is None:
             return None
@@ -352,6 +345,11 @@ class SchedulerSide:
     def _is_idle(self) -> bool:
         """Whether no request computes anything. Those that do are the oldest, so that a busy engine looks at one."""
         return not self._untracked and not any(each.holds_blocks for each in self._tracked.values())
+
+    def _learn(self, located: Located) -> None:
+        """On a lookup's thread: what answers are worth."""
+        is_pulling = self._policy.settings.mode is Mode.ON
+        self._patience.worth.learn(located.statuses != NOWHERE if is_pulling else located.statuses == OWN_POOL)
 
     def _decide(self, tracked: _Tracked, answer: Answer, first: int) -> _Offer:
         """Returns the pages to load from `first` on; counts the tokens that could be had and are not loaded."""

@@ -34,7 +34,8 @@ class _Metric:
 METRICS = {
     "lookups": _Metric(
         "kvpeer_vllm_lookups_total",
-        "Lookups by outcome: hit, timeout, deferred_full (too many were waiting), or why the first page was not found.",
+        "Lookups by outcome: hit, timeout, deferred_full (too many were waiting), not_awaited (answers were worth less "
+        "than the wait), or why the first page was not found.",
         "outcome",
     ),
     "lookup_seconds": _Metric(

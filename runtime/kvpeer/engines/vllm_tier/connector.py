@@ -18,7 +18,7 @@ from kvpeer.engines.vllm.connection import engine_name
 from kvpeer.engines.vllm.facts import rank_layout
 from kvpeer.engines.vllm.metadata import RankFacts, agreed_facts
 from kvpeer.engines.vllm.namespace import refuse_unshareable
-from kvpeer.engines.vllm.scheduler_side import unshared_reason
+from kvpeer.engines.vllm.sharing import unshared_reason
 from kvpeer.engines.vllm_tier.configuration import TIER_TYPE, tier_entry, tier_options
 from kvpeer.model import ConfigError
 

@@ -17,6 +17,7 @@ from kvpeer.engines.vllm.metadata import LoadReport, PageOrder, StepOrders, Step
 from kvpeer.engines.vllm.scheduler_side import SchedulerSide, StepSchedule
 from kvpeer.engines.vllm.settings import Settings
 from kvpeer.engines.vllm.tally import Tally
+from kvpeer.engines.vllm.worth import Worth
 from kvpeer.model import AgentId
 from requests_of_vllm import PAGE_TOKENS, FakeRequest
 
@@ -104,6 +105,12 @@ class Engine:
         )
         return orders
 
+    def compute(self, request: FakeRequest, seconds: float) -> None:
+        """A step that computes the whole prompt."""
+        orders = self.step((request, 0, request.num_tokens, 0))
+        self.clock.now += seconds
+        self.side.step_ended(StepReport(orders.step, []))
+
     def start(self, request: FakeRequest) -> None:
         """A request that finds nothing and gets its blocks."""
         self.side.request_arrived(request)
@@ -186,6 +193,53 @@ def test_a_lookup_that_is_not_answered_by_its_deadline_is_a_miss(engine: Engine)
     assert engine.side.match(request, 0) == 0
     assert engine.counts()["lookups"] == {"timeout": 1}
     engine.locator.may_answer.set()
+
+
+def test_where_nothing_is_ever_found_a_busy_engine_computes_at_once(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(60):
+        missing = FakeRequest.of_pages(f"missing {number}", 64)
+        engine.start(missing)
+        engine.compute(missing, seconds=0.5)
+        engine.side.finished(missing.request_id)
+    engine.start(FakeRequest.of_pages("computing", 4))
+    learnt = threading.Event()
+    learn = Worth.learn
+    monkeypatch.setattr(Worth, "learn", lambda *found: (learn(*found), learnt.set()))
+    engine.counts()
+    engine.locator.answer = lambda chain: [2] * len(chain)
+    engine.locator.may_answer.clear()
+    late, next_one = FakeRequest.of_pages("late", 64), FakeRequest.of_pages("next", 1024)
+    engine.side.request_arrived(late)
+    assert engine.side.match(late, 0) == 0
+    assert engine.counts()["lookups"] == {"not_awaited": 1}
+    engine.locator.may_answer.set()
+    assert learnt.wait(10)
+    engine.locator.may_answer.clear()
+    engine.side.request_arrived(next_one)
+    assert engine.side.match(next_one, 0) is None, (
+        "an answer with pages came, if too late, so it is waited for the next"
+    )
+    engine.locator.may_answer.set()
+
+
+@pytest.mark.parametrize("mode", ["off", "shadow"])
+def test_pages_at_peers_are_worth_no_wait_while_they_are_not_pulled(mode: str) -> None:
+    engine = Engine(mode=mode)
+    engine.locator.answer = lambda chain: [2] * len(chain)
+    for number in range(60):
+        request = FakeRequest.of_pages(f"declined {number}", 64)
+        engine.start(request)
+        engine.compute(request, seconds=0.5)
+        engine.side.finished(request.request_id)
+    engine.start(FakeRequest.of_pages("computing", 4))
+    engine.locator.may_answer.clear()
+    request = FakeRequest.of_pages("r", 64)
+    engine.side.request_arrived(request)
+    assert engine.side.match(request, 0) == 0
+    engine.locator.may_answer.set()
+    engine.side.close()
 
 
 def test_a_lookup_that_finds_nothing_is_counted_with_its_reason(engine: Engine) -> None:
