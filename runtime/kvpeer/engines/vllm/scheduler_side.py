@@ -41,6 +41,9 @@ __all__ = ["Locator", "SchedulerSide", "StepSchedule"]
 RESET_TIMEOUT_S = 2.0
 """What an operator's reset waits for the agent. Keys change in any case, so a late answer is harmless."""
 
+GENERATED_PAGES = 8
+"""Generated pages are published so many at a time, the rest as their request ends: one costs an agent what 64 do."""
+
 NOWHERE, OWN_POOL = 0, 1
 """Statuses of a located page; 2 is at a peer."""
 
@@ -93,6 +96,8 @@ class _Tracked:
     """The attempt at which the request got blocks: while it is the present one, the request holds them."""
     n_settled: int | None = None
     """Pages before this one were offered; None until the request is scheduled, which tells where computing starts."""
+    n_computed: int = 0
+    """Pages before this one are computed, or will be by the step under way."""
     has_copies: bool = False
     """Whether copies from the present blocks may still be running. Never while a load is: that comes before anything of
     the attempt is computed."""
@@ -267,15 +272,20 @@ class SchedulerSide:
         n_own = min(n_tokens, offer.n_own_pool * self.page_tokens) if offer is not None else 0
         return n_own, n_tokens - n_own
 
-    def finished(self, request_id: str) -> bool:
-        """Ends tracking a request; returns whether its blocks must wait for copies, which the ranks then report as
-        sent."""
+    def finished(self, request_id: str, block_ids: Sequence[int] = ()) -> bool:
+        """Ends tracking a request, and orders what is left to publish of its blocks; returns whether they must wait for
+        copies, which the ranks then report as sent."""
         if self._lookups is not None:
             self._lookups.forget(request_id)
         self._policy.forget(request_id)
         self._untracked.discard(request_id)
         tracked = self._tracked.pop(request_id, None)
-        if tracked is None or not (tracked.has_copies and tracked.holds_blocks):
+        if tracked is None or not tracked.holds_blocks:
+            return False
+        if tracked.n_settled is not None and not tracked.is_tainted:
+            n_full = min(tracked.n_computed, len(tracked.request.block_hashes))
+            self._order_publish(self._orders, tracked, block_ids, tracked.n_settled, n_full)
+        if not tracked.has_copies:
             return False
         self._orders.held.append(request_id)
         return True
@@ -305,40 +315,36 @@ class SchedulerSide:
     def _publish_full_pages(
         self, orders: StepOrders, tracked: _Tracked, step: StepSchedule, tokens: tuple[int, int, int]
     ) -> None:
-        """Orders the pages whose last token's KV this step computes, and once those before them. Ranks copy them after
-        the step's forward pass.
+        """Orders the pages whose last token's KV this step computes, and once those before them; generated pages some
+        at a time. Ranks copy them after the step's forward pass.
 
         A page has a hash only once all its tokens are known, so drafts that may yet be rejected are never in one;
         they are also left out of the count of computed tokens.
         """
-        n_computed, n_scheduled, n_draft = tokens
-        n_full = min((n_computed + n_scheduled - n_draft) // self.page_tokens, len(tracked.request.block_hashes))
+        request_id, (n_computed, n_scheduled, n_draft) = tracked.request.request_id, tokens
+        tracked.n_computed = (n_computed + n_scheduled - n_draft) // self.page_tokens
+        n_full = min(tracked.n_computed, len(tracked.request.block_hashes))
         if tracked.n_settled is None:
-            n_had = min(n_computed // self.page_tokens, n_full)
-            self._order_publish(orders, tracked, step, n_had, n_full)
+            n_had, blocks = min(n_computed // self.page_tokens, n_full), step.block_ids(request_id)
+            self._order_publish(orders, tracked, blocks, n_had, n_full)
             # What the engine had may be gone from the pool: evicted, or lost with its agent. What is there costs one
             # question, and its answer keeps the pages of the hottest prefixes, which are never loaded, from being
             # evicted. After a reset it might be a page of a tainted request.
             if not self._is_reset:
-                self._order_publish(orders, tracked, step, 0, n_had)
+                self._order_publish(orders, tracked, blocks, 0, n_had)
             tracked.n_settled = n_full
-        else:
-            self._order_publish(orders, tracked, step, tracked.n_settled, n_full)
-            tracked.n_settled = max(tracked.n_settled, n_full)
+        elif n_full - tracked.n_settled >= (1 if n_scheduled - n_draft > 1 else GENERATED_PAGES):
+            self._order_publish(orders, tracked, step.block_ids(request_id), tracked.n_settled, n_full)
+            tracked.n_settled = n_full
 
-    def _order_publish(self, orders: StepOrders, tracked: _Tracked, step: StepSchedule, first: int, stop: int) -> None:
+    def _order_publish(
+        self, orders: StepOrders, tracked: _Tracked, blocks: Sequence[int], first: int, stop: int
+    ) -> None:
         if first >= stop:
             return
-        request_id = tracked.request.request_id
         tracked.has_copies = True
-        orders.publishes.append(
-            PageOrder.build(
-                request_id,
-                self._slice(tracked, first, stop),
-                step.block_ids(request_id)[first:stop],
-                self.settings.publish_timeout_s,
-            )
-        )
+        what = (tracked.request.request_id, self._slice(tracked, first, stop), blocks[first:stop])
+        orders.publishes.append(PageOrder.build(*what, self.settings.publish_timeout_s))
 
     # ---- decisions
 
@@ -369,8 +375,7 @@ class SchedulerSide:
             Load(can_reload=self._loads.has_room(Lane.RELOAD, now), can_pull=self._loads.has_room(Lane.PULL, now)),
             is_counted=is_counted,
         )
-        n_declined = located.reachable_tokens - first * page_tokens - decision.n_tokens
-        if n_declined and is_counted:
+        if is_counted and (n_declined := located.reachable_tokens - first * page_tokens - decision.n_tokens):
             self.tally.count("declined_tokens", decision.reason.value, n_declined)
         is_pull = decision.action is Action.PULL
         n_pages = decision.n_tokens // page_tokens
