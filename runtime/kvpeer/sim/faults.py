@@ -16,10 +16,14 @@ from kvpeer.sim.transfer import Answer
 from kvpeer.sim.world import World
 from kvpeer.wire.messages import Holders
 
-__all__ = ["Faults", "Hosts", "Liars"]
+__all__ = ["OUTAGE_S_MAX", "Faults", "Hosts", "Liars"]
 
 AGENTS_MIN = 3
 """So many keep running: fewer have nobody to talk to."""
+
+OUTAGE_S_MAX = 3.5
+"""Who comes back does so by then. It moves partitions once more, and those who lost them keep the records readable for
+a while, which must be over when the directory is checked."""
 
 
 class Hosts(Protocol):
@@ -125,12 +129,13 @@ class Faults:
         if len(agents) > AGENTS_MIN:
             agent = self._rng.choice(agents)
             is_for_good = agent.host >= AGENTS_MIN and self._rng.random() < 0.15
-            self._hosts.crash(agent, None if is_for_good else 0.05 + self._rng.expovariate(1.0))
+            back_after_s = None if is_for_good else min(0.05 + self._rng.expovariate(1.0), OUTAGE_S_MAX)
+            self._hosts.crash(agent, back_after_s)
 
     def _leave(self) -> None:
         agents = [agent for agent in self._hosts.agents() if agent.host >= AGENTS_MIN]
         if len(agents) > 1:
-            back_after_s = None if self._rng.random() < 0.3 else 2.5 + self._rng.random()
+            back_after_s = None if self._rng.random() < 0.3 else OUTAGE_S_MAX - 1 + self._rng.random()
             self._hosts.leave(self._rng.choice(agents), back_after_s)
 
     def _freeze(self) -> None:

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 from kvpeer.cli import main
+from kvpeer.core.directory import PREVIOUS_OWNER_S
 from kvpeer.model import ConfigError
 from kvpeer.sim import PROFILES, profile_named, simulate
+from kvpeer.sim.faults import OUTAGE_S_MAX
+from kvpeer.sim.run import REPORTS_S
 
 from sim.mutants import ring_off_by_one
 
@@ -54,6 +57,12 @@ def test_a_seed_repeats_in_processes_that_hash_differently():
     first = run("1")
     assert "seed 9: green, digest " in first
     assert run("2") == first
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_what_an_agent_that_comes_back_late_moved_is_settled_when_the_directory_is_checked(name):
+    profile = profile_named(name)
+    assert profile.quiet_s - REPORTS_S > OUTAGE_S_MAX + PREVIOUS_OWNER_S
 
 
 @pytest.mark.long
