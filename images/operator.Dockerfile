@@ -1,7 +1,7 @@
-# The operator. Built by `make images`, whose folder build/images is the context: a wheel and locked requirements.
+# The operator, and of the runtime the names of metrics. Built by `make images`, whose folder build/images is the context: a wheel and locked requirements.
 ARG BASE=python:3.11-slim
 FROM ${BASE} AS build
-COPY requirements/operator.txt wheels/kvpeer_operator-*.whl /build/
+COPY requirements/operator.txt wheels/kvpeer-*.whl wheels/kvpeer_operator-*.whl /build/
 RUN python3 -m venv /usr/local/kvpeer \
     && /usr/local/kvpeer/bin/pip install --no-cache-dir --require-hashes --only-binary :all: -r /build/operator.txt \
     && /usr/local/kvpeer/bin/pip install --no-cache-dir --no-deps /build/*.whl \

@@ -21,14 +21,16 @@ from jsonpatch import apply_patch
 
 from kvpeer_operator.injection import CLUSTER_LABEL
 from kvpeer_operator.kubernetes_api import KubernetesApi, connect
+from kvpeer_operator.metrics import Endpoint, OperatorMetrics
 from kvpeer_operator.models import API_GROUP
 from kvpeer_operator.reconciler import Reconciler, admit_pod
-from kvpeer_operator.serving import Serving, ca_bundle, decoded, is_due, issue, webhook_hosts
+from kvpeer_operator.serving import Serving, ca_bundle, decoded, expires_at, is_due, issue, webhook_hosts
 from kvpeer_operator.work import ClusterKey, WorkQueue
 
 __all__: list[str] = []
 
 WEBHOOK_PORT = 9443
+METRICS_PORT = 8081
 CERTIFICATE_CHECK_S = 3600.0
 """Between two looks at the serving certificate, which is renewed months before its end."""
 CERTIFICATE_ATTEMPTS = 5
@@ -38,6 +40,8 @@ _log = logging.getLogger(__name__)
 _queue = WorkQueue()
 _wake = asyncio.Event()
 _tasks: set[asyncio.Task[None]] = set()
+_metrics = OperatorMetrics()
+_endpoints: list[Endpoint] = []
 
 
 @kopf.on.startup()
@@ -49,6 +53,7 @@ async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> N
     settings.scanning.disabled = True  # the resources are there before the operator, in all or in given namespaces
     settings.watching.server_timeout, settings.watching.client_timeout, settings.watching.connect_timeout = 120, 150, 5
     settings.watching.label_selectors["pods"] = CLUSTER_LABEL  # the server's business: other pods never come here
+    _endpoints.append(Endpoint.serve(METRICS_PORT, _metrics))
     memo.api = api = await asyncio.to_thread(connect)
     folder = Path(os.environ["KVPEER_OPERATOR_CERTIFICATE_DIR"])
     await asyncio.to_thread(_refresh_certificate, api, folder)
@@ -65,6 +70,8 @@ async def stop(**_: Any) -> None:
     for task in _tasks:
         task.cancel()
     await asyncio.wait(_tasks, timeout=10)
+    while _endpoints:
+        await asyncio.to_thread(_endpoints.pop().close)
 
 
 @kopf.on.event(API_GROUP, "peercacheclusters")
@@ -88,7 +95,13 @@ async def pod_changed(namespace: str | None, labels: kopf.Labels, **_: Any) -> N
 @kopf.on.mutate("", "v1", "pods", id="inject", operations=["CREATE"], labels={CLUSTER_LABEL: kopf.PRESENT})
 def inject_agent(body: kopf.Body, namespace: str | None, patch: kopf.Patch, memo: kopf.Memo, **_: Any) -> None:
     """Gives a pod that opted in its agent, or notes why it has none. In a thread of Kopf's."""
-    result, skip = admit_pod(memo.api, dict(body), namespace or "default")
+    began_at = time.monotonic()
+    try:
+        result, skip = admit_pod(memo.api, dict(body), namespace or "default")
+    except Exception:
+        _metrics.admission_failed(time.monotonic() - began_at)
+        raise
+    _metrics.admitted(result, skip, time.monotonic() - began_at)
     operations: Any = list(result.operations)
     if operations:
         patch.fns.append(lambda pod: apply_patch(cast(Any, pod), operations, in_place=True))
@@ -104,19 +117,24 @@ def _mark(namespace: str | None, name: str | None) -> None:
 
 async def _look_at_clusters(reconciler: Reconciler) -> None:
     while True:
+        _metrics.queued(_queue.n_due(time.monotonic()))
         key = _queue.take(time.monotonic())
         if key is None:
             _wake.clear()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(_wake.wait(), _queue.wait_s(time.monotonic()))
             continue
+        began_at = time.monotonic()
         now, timestamp = time.time(), datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         try:
             again_s = await asyncio.to_thread(reconciler.look, key, now, timestamp, secrets.token_hex(32))
         except Exception:  # noqa: BLE001 - a task's root: whatever one cluster has must not keep the others from being looked at
+            outcome = "failed"
             _log.exception("%s/%s: again in %.0f s", *key, _queue.failed(key, time.monotonic()))
         else:
+            outcome = "gone" if again_s is None else "done"
             _queue.done(key, time.monotonic(), again_s)
+        _metrics.looked(outcome, time.monotonic() - began_at, reconciler.seen)
 
 
 async def _keep_certificate(api: KubernetesApi, folder: Path) -> None:
@@ -125,6 +143,7 @@ async def _keep_certificate(api: KubernetesApi, folder: Path) -> None:
         try:
             await asyncio.to_thread(_refresh_certificate, api, folder)
         except Exception:  # noqa: BLE001 - a task's root: it is tried again long before the certificate ends
+            _metrics.certificate_failed()
             _log.exception("the webhook's certificate cannot be renewed")
 
 
@@ -145,6 +164,7 @@ def _refresh_certificate(api: KubernetesApi, folder: Path) -> None:
         draft.touch(mode=0o600)
         draft.write_text(text)
         draft.rename(folder / name)
+    _metrics.certificate(expires_at(serving))
 
 
 def _current_certificate(api: KubernetesApi, namespace: str, name: str, hosts: list[str]) -> Serving:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from pydantic import ValidationError
 
 from kvpeer_operator.injection import CLUSTER_LABEL, Patch, Skip, inject, skip_patch
 from kvpeer_operator.injection.names import secret_name, service_name
-from kvpeer_operator.models import P2PPolicy, PeerCacheCluster
+from kvpeer_operator.models import P2PPolicy, PeerCacheCluster, PeerCacheClusterStatus
 from kvpeer_operator.reconcile import (
     Apply,
     Change,
@@ -27,7 +28,7 @@ from kvpeer_operator.reconcile.objects import trial_name
 from kvpeer_operator.reconcile.observed import Refusal
 from kvpeer_operator.work import ClusterKey
 
-__all__ = ["Api", "ForbiddenError", "Reconciler", "admit_pod"]
+__all__ = ["Api", "ForbiddenError", "Reconciler", "Seen", "admit_pod"]
 
 _AWAITED = ("ImagesReady", "SecretReady")
 """Conditions that come true without an event."""
@@ -62,12 +63,23 @@ class Api(Protocol):
         """Server-side apply of the status; nothing if the object is gone."""
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a look at a cluster found. modes: those in effect of its policies."""
+
+    status: PeerCacheClusterStatus
+    modes: tuple[str, ...]
+
+
 class Reconciler:
-    """Looks at clusters, one at a time. Not thread-safe. Keeps of earlier looks only why a trial pod was refused."""
+    """Looks at clusters, one at a time. Not thread-safe. Decides by nothing of earlier looks but why a trial pod was
+    refused."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
         self._refusals: dict[ClusterKey, Refusal] = {}
+        self.seen: dict[ClusterKey, Seen] = {}
+        """By cluster, what the last look found."""
 
     def look(self, key: ClusterKey, now: float, timestamp: str, secret: str) -> float | None:
         """Brings the cluster's namespace one step further and its status up to date; returns after how many seconds it
@@ -80,6 +92,7 @@ class Reconciler:
         policies = _readable(P2PPolicy, self._api.list("P2PPolicy", key.namespace))
         if found is None:
             self._refusals.pop(key, None)
+            self.seen.pop(key, None)
             self._write_policies(key, None, policies, (), timestamp)
             return None
         observed = self._observe(key, PeerCacheCluster.model_validate(found), policies)
@@ -88,7 +101,8 @@ class Reconciler:
         status = cluster_status(observed, timestamp)
         if status != observed.cluster.status:
             self._api.apply_status(_with_status(observed.cluster, status))
-        self._write_policies(key, observed.cluster, policies, observed.pods, timestamp)
+        modes = self._write_policies(key, observed.cluster, policies, observed.pods, timestamp)
+        self.seen[key] = Seen(status, modes)
         missing = [each for each in status.conditions if each.type in _AWAITED and each.status != "True"]
         return look_again_s(observed, is_ready=not missing)
 
@@ -129,12 +143,16 @@ class Reconciler:
         policies: tuple[P2PPolicy, ...],
         pods: Sequence[_Object],
         timestamp: str,
-    ) -> None:
+    ) -> tuple[str, ...]:
+        """Returns the modes that are in effect."""
+        modes = []
         for policy in policies:
             if policy.spec.cluster_ref.name == key.name:
                 status = policy_status(policy, cluster, policies, pods, timestamp)
+                modes.append(status.effective_mode)
                 if status != policy.status:
                     self._api.apply_status(_with_status(policy, status))
+        return tuple(modes)
 
 
 def admit_pod(api: Api, pod: _Object, namespace: str) -> tuple[Patch, Skip | None]:

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-__all__ = ["LIFE", "RENEW_BEFORE", "Serving", "ca_bundle", "decoded", "is_due", "issue", "webhook_hosts"]
+__all__ = ["LIFE", "RENEW_BEFORE", "Serving", "ca_bundle", "decoded", "expires_at", "is_due", "issue", "webhook_hosts"]
 
 LIFE = datetime.timedelta(days=365)
 RENEW_BEFORE = datetime.timedelta(days=120)
@@ -69,6 +69,11 @@ def is_due(serving: Serving | None, hosts: list[str], now: datetime.datetime) ->
         return True
     is_young = certificate.not_valid_before_utc <= now < certificate.not_valid_after_utc - RENEW_BEFORE
     return not is_young or set(names.get_values_for_type(x509.DNSName)) != set(hosts)
+
+
+def expires_at(serving: Serving) -> float:
+    """End of the certificate's life, in seconds since the epoch. Raises ValueError for one that cannot be read."""
+    return x509.load_pem_x509_certificate(serving.certificate.encode()).not_valid_after_utc.timestamp()
 
 
 def issue(hosts: list[str], now: datetime.datetime, previous: Serving | None) -> Serving:

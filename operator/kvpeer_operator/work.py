@@ -63,6 +63,10 @@ class WorkQueue:
         self._due[key] = now + wait_s
         return wait_s
 
+    def n_due(self, now: float) -> int:
+        """How many clusters are to be looked at now."""
+        return sum(at <= now for at in self._due.values())
+
     def wait_s(self, now: float) -> float:
         """Until the next look, at most WAIT_MAX_S."""
         return max(0.0, min((at - now for at in self._due.values()), default=WAIT_MAX_S))

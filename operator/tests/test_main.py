@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
+import re
 import stat
+import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -96,12 +98,18 @@ def test_without_the_charts_secret_the_operator_says_so(tmp_path: Path) -> None:
 def test_the_operator_starts_and_stops(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Every setting that is changed is one that Kopf has, and the webhook's server takes the certificate."""
     monkeypatch.setattr(main, "connect", lambda: Cluster(SECRET, HOOK))
+    monkeypatch.setattr(main, "METRICS_PORT", 0)
     settings, memo = kopf.OperatorSettings(), kopf.Memo()
     known = {name: set(vars(group)) for name, group in vars(settings).items()}
 
+    def shown() -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{main._endpoints[0].port}/metrics", timeout=5) as answer:
+            return str(answer.read().decode())
+
     async def life() -> None:
         await main.start(settings=settings, memo=memo)
-        await asyncio.sleep(0)
+        page = await asyncio.to_thread(shown)
+        assert float(re.findall(r"^kvpeer_operator_certificate_expiry_timestamp_seconds (\S+)", page, re.M)[0]) > 0
         await main.stop()
 
     asyncio.run(life())

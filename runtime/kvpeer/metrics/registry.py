@@ -1,25 +1,28 @@
-"""The metrics as objects: `build(registry)` makes every defined metric once, on a registry that is given."""
+"""The metrics as objects: `build(registry)` makes every metric of the agent once, on a registry that is given; other
+processes name theirs."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.metrics import MetricWrapperBase
 
-from kvpeer.metrics.definitions import LATENCY_BUCKETS_S, METRICS, Metric, MetricType
+from kvpeer.metrics.definitions import METRICS
+from kvpeer.metrics.metric import LATENCY_BUCKETS_S, Metric, MetricType
 
-__all__ = ["Metrics", "build"]
+__all__ = ["Metrics", "build", "made"]
 
 _T = TypeVar("_T", bound=MetricWrapperBase)
 
 
 class Metrics:
-    """All metrics of an agent, looked up by their full name. Thread-safe, as prometheus_client is."""
+    """The metrics of one process, looked up by their full name. Thread-safe, as prometheus_client is."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._metrics = {metric.name: _make(metric, registry) for metric in METRICS}
+    def __init__(self, registry: CollectorRegistry, metrics: Iterable[Metric]) -> None:
+        self._metrics = {metric.name: made(metric, registry) for metric in metrics}
         self._totals: dict[str, float] = {}
 
     def counter(self, name: str) -> Counter:
@@ -50,21 +53,23 @@ class Metrics:
         return metric
 
 
-def build(registry: CollectorRegistry) -> Metrics:
-    """All metrics, registered. One registry takes them once."""
-    return Metrics(registry)
+def build(registry: CollectorRegistry, metrics: Iterable[Metric] = METRICS) -> Metrics:
+    """These metrics and the `process_*` of the Prometheus client, registered. One registry takes them once."""
+    ProcessCollector(registry=registry)
+    return Metrics(registry, metrics)
 
 
-def _make(metric: Metric, registry: CollectorRegistry) -> MetricWrapperBase:
+def made(metric: Metric, registry: CollectorRegistry) -> MetricWrapperBase:
+    """The metric, registered; series whose labels have listed values are there from the start."""
     extra: dict[str, Any] = {"registry": registry, "labelnames": tuple(metric.labels)}
-    made: MetricWrapperBase
+    one: MetricWrapperBase
     if metric.type is MetricType.COUNTER:
-        made = Counter(metric.name, metric.help, **extra)
+        one = Counter(metric.name, metric.help, **extra)
     elif metric.type is MetricType.GAUGE:
-        made = Gauge(metric.name, metric.help, **extra)
+        one = Gauge(metric.name, metric.help, **extra)
     else:
-        made = Histogram(metric.name, metric.help, buckets=LATENCY_BUCKETS_S, **extra)
+        one = Histogram(metric.name, metric.help, buckets=LATENCY_BUCKETS_S, **extra)
     if metric.labels and all(metric.labels.values()):
         for values in itertools.product(*metric.labels.values()):
-            made.labels(*values)
-    return made
+            one.labels(*values)
+    return one

@@ -3,34 +3,65 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 
+import promql_parser
 import pytest
-from kvpeer.core.reasons import UnaskedReason
+from kvpeer.core.reasons import DecisionReason, MissReason, UnaskedReason
 from kvpeer.core.topology import ProblemName
 from kvpeer.metrics import build
-from kvpeer.metrics.definitions import METRICS, PROMISES, Metric, MetricType
-from kvpeer.metrics.policy import POLICY_METRICS
+from kvpeer.metrics.catalogue import CATALOGUE, series
+from kvpeer.metrics.comparison import COMPARISON
+from kvpeer.metrics.definitions import METRICS, MISSES, OUTCOMES, PROMISES
+from kvpeer.metrics.metric import Metric, MetricType
+from kvpeer.metrics.policy import DECISION_REASONS
 from kvpeer.metrics.reference import reference
+from kvpeer.model import Outcome
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 ROOT = Path(__file__).parents[3]
 
+ALL = [metric for section in CATALOGUE for metric in section.metrics]
 
-@pytest.mark.parametrize("metric", [*METRICS, *POLICY_METRICS.values()], ids=lambda metric: metric.name)
+UNITS = {"", "seconds", "bytes"}
+"""Base units. Counts have none."""
+
+SERIES_MAX = 200
+"""Of one metric: what a process may add to a Prometheus that scrapes thousands of them."""
+
+UNBOUNDED = {"key", "request", "request_id", "agent", "agent_id", "peer", "address", "prompt", "namespace", "pod", "le"}
+
+
+@pytest.mark.parametrize("metric", ALL, ids=lambda metric: metric.name)
 def test_a_name_says_subsystem_noun_and_unit(metric: Metric) -> None:
     assert re.fullmatch(r"kvpeer(_[a-z]+){2,}", metric.name)
     assert metric.name.endswith("_total") == (metric.type is MetricType.COUNTER)
-    if metric.unit:
-        assert metric.name.removesuffix("_total").endswith(f"_{metric.unit}")
+    assert not metric.name.removesuffix("_total").endswith(("_count", "_sum", "_bucket", "_info_total"))
+    assert metric.unit in UNITS
+    assert (metric.type is MetricType.HISTOGRAM) <= (metric.unit == "seconds")
+    words = metric.name.removesuffix("_total").split("_")
+    assert words[-1] == metric.unit or not {*UNITS, "ms", "us", "milliseconds", "kib", "mib", "gb"} & {words[-1]}
     assert metric.help.endswith(".")
     assert metric.question.endswith("?")
-    assert not {"key", "request", "agent", "peer", "le"} & metric.labels.keys()
+
+
+@pytest.mark.parametrize("metric", ALL, ids=lambda metric: metric.name)
+def test_labels_take_few_values(metric: Metric) -> None:
+    assert not UNBOUNDED & metric.labels.keys()
+    n_series = 1
+    for name, values in metric.labels.items():
+        assert re.fullmatch(r"[a-z_]+", name)
+        assert len(set(values)) == len(values)
+        n_series *= len(values) or 1
+    assert n_series <= SERIES_MAX
 
 
 def test_names_are_unique() -> None:
-    names = [metric.name for metric in (*METRICS, *POLICY_METRICS.values())]
+    names = [metric.name for metric in ALL]
     assert len(set(names)) == len(names)
 
 
@@ -44,7 +75,7 @@ def test_the_page_shows_exactly_what_is_defined() -> None:
         assert family.documentation == metric.help
         if all(metric.labels.values()):
             assert family.samples, metric.name
-    families = {name for name in families if not name.endswith("_created")}
+    families = {name for name in families if not name.endswith("_created") and not name.startswith("process_")}
     assert families == set()
 
 
@@ -67,22 +98,50 @@ def test_a_metric_is_had_only_under_its_name_and_type() -> None:
         metrics.counter("kvpeer_links_up")
 
 
-def test_promised_expressions_use_defined_metrics() -> None:
-    defined = {metric.name for metric in METRICS}
+def test_promised_expressions_and_comparisons_use_defined_metrics_and_label_values() -> None:
+    ours = [name for _, rows in COMPARISON for row in rows for name in row.ours if name.startswith("kvpeer_")]
     for expression in PROMISES.values():
-        for name in re.findall(r"kvpeer_\w+", expression):
-            assert name.removesuffix("_bucket") in defined
+        _check(expression)
+    for name in ours:
+        metric = {**series(), **{metric.name: metric for metric in ALL}}[name.partition("{")[0]]
+        for label, value in re.findall(r'(\w+)="(\w+)"', name):
+            assert value in metric.labels[label]
+
+
+def _check(expression: str) -> None:
+    promql_parser.parse(expression)
+    for name in re.findall(r"kvpeer_\w+", expression):
+        assert name in series(), expression
 
 
 def test_the_reference_page_is_up_to_date() -> None:
     assert (ROOT / "docs" / "metrics.md").read_text() == reference()
 
 
-def test_the_problems_of_the_topology_are_those_of_the_core() -> None:
-    (metric,) = (metric for metric in METRICS if metric.name == "kvpeer_topology_problems")
-    assert metric.labels["problem"] == tuple(name.value for name in ProblemName)
+def _values(name: str, label: str) -> tuple[str, ...]:
+    (metric,) = (metric for metric in ALL if metric.name == name)
+    return metric.labels[label]
 
 
-def test_the_reasons_of_pages_not_asked_for_are_those_of_the_core() -> None:
-    (metric,) = (metric for metric in METRICS if metric.name == "kvpeer_transport_unasked_pages_total")
-    assert set(metric.labels["reason"]) == {reason.value for reason in UnaskedReason}
+@pytest.mark.parametrize(
+    ("listed", "known"),
+    [
+        (_values("kvpeer_topology_problems", "problem"), (name.value for name in ProblemName)),
+        (_values("kvpeer_transport_unasked_pages_total", "reason"), (reason.value for reason in UnaskedReason)),
+        (OUTCOMES, (outcome.name.lower() for outcome in Outcome)),
+        (MISSES, (reason.value for reason in MissReason)),
+        (DECISION_REASONS, (reason.value for reason in DecisionReason)),
+    ],
+    ids=["problems", "unasked", "outcomes", "misses", "decisions"],
+)
+def test_listed_values_are_those_of_the_code(listed: tuple[str, ...], known: Iterable[str]) -> None:
+    assert sorted(listed) == sorted(known)
+
+
+def test_names_can_be_had_without_numpy() -> None:
+    """The operator has the definitions, and has no numpy."""
+    script = "import sys, kvpeer.metrics.catalogue; print('numpy' in sys.modules)"
+    run = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT / "runtime", check=True
+    )
+    assert run.stdout == "False\n"

@@ -1,6 +1,6 @@
 """What one adapter counts: transfers for SGLang's own histograms, and counters of kvpeer's in its Prometheus registry.
 
-Metric names are a promise to whoever has dashboards; the label values are closed lists in the code.
+Metric names are a promise to whoever has dashboards; `kvpeer.metrics` has them, with their label values.
 """
 
 from __future__ import annotations
@@ -10,7 +10,11 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any
 
+from prometheus_client import REGISTRY
+
+from kvpeer.metrics.engines import SGLANG_METRICS
 from kvpeer.metrics.policy import POLICY_METRICS
+from kvpeer.metrics.registry import made
 
 __all__ = ["TRANSFERS_MAX", "Meter", "Transfers"]
 
@@ -18,9 +22,6 @@ TRANSFERS_MAX = 512
 """Kept of one kind between two looks of SGLang, which looks at every scheduler step; the rest of a burst is dropped."""
 
 _GB = 1e9
-
-_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.25, 0.5, 1, 2, 5)
-
 
 _DECIDED = ("decisions", "shadow_effect")
 """Of the policy's metrics: those of what can be decided here."""
@@ -90,32 +91,11 @@ class Meter:
         for outcome, n in pages.items():
             if n:
                 self._metrics["pages"].labels(operation=operation, pool=pool, outcome=outcome).inc(n)
-        self._metrics["seconds"].labels(operation=operation, pool=pool).observe(seconds)
+        self._metrics["call_seconds"].labels(operation=operation, pool=pool).observe(seconds)
 
 
 @functools.cache
 def _prometheus() -> dict[str, Any]:
     """The process's metrics, made once: a backend may be attached again in the same process."""
-    from prometheus_client import Counter, Histogram
-
-    policy = {
-        name: Counter(metric.name, metric.help, list(metric.labels))
-        for name, metric in POLICY_METRICS.items()
-        if name in _DECIDED
-    }
-    return policy | {
-        "pages": Counter(
-            "kvpeer_sglang_pages_total",
-            "Pages asked for (exists), read (get) and published (set), by host pool and outcome.",
-            ["operation", "pool", "outcome"],
-        ),
-        "seconds": Histogram(
-            "kvpeer_sglang_call_seconds",
-            "How long SGLang's calls took, by operation and host pool.",
-            ["operation", "pool"],
-            buckets=_SECONDS,
-        ),
-        "errors": Counter(
-            "kvpeer_sglang_errors_total", "Unexpected errors, each with a traceback in the log, by place.", ["place"]
-        ),
-    }
+    decided = {name: POLICY_METRICS[name] for name in _DECIDED}
+    return {name: made(metric, REGISTRY) for name, metric in {**SGLANG_METRICS, **decided}.items()}

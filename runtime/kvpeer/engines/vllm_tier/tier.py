@@ -35,10 +35,11 @@ from kvpeer.engines.vllm.connection import connect_rank
 from kvpeer.engines.vllm.facts import RankLayout
 from kvpeer.engines.vllm.guard import guarded
 from kvpeer.engines.vllm.metadata import RankFacts
-from kvpeer.engines.vllm.stats import METRICS, SECONDS_BUCKETS
+from kvpeer.engines.vllm.stats import METRICS
 from kvpeer.engines.vllm.tally import Tally
 from kvpeer.engines.vllm_tier.configuration import TIER_TYPE, row_fields, tier_options
 from kvpeer.engines.vllm_tier.tier_side import TierSide
+from kvpeer.metrics.metric import LATENCY_BUCKETS_S, MetricType
 from kvpeer.model import ConfigError
 
 if TYPE_CHECKING:
@@ -188,11 +189,11 @@ class KVPeerTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not ins
     def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, OffloadingMetricMetadata]:
         """The connector's metrics, under the same names: an engine has the one or the other."""
         return {
-            metric.name: OffloadingHistogramMetadata(metric.documentation, buckets=SECONDS_BUCKETS)
-            if metric.is_histogram
-            else OffloadingCounterMetadata(metric.documentation, tuple(filter(None, [metric.label])))
+            metric.name: OffloadingHistogramMetadata(metric.help, buckets=LATENCY_BUCKETS_S)
+            if metric.type is MetricType.HISTOGRAM
+            else OffloadingCounterMetadata(metric.help, tuple(metric.labels))
             for metric in METRICS.values()
-            if not metric.is_gauge  # vLLM's offloading has none, and nothing here sets one
+            if metric.type is not MetricType.GAUGE  # vLLM's offloading has none, and nothing here sets one
         }
 
     @guarded(lambda: None)
@@ -204,7 +205,7 @@ class KVPeerTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not ins
         stats = OffloadingConnectorStats()
         for key, labels in taken["counts"].items():
             for label, amount in labels.items():
-                stats.increase_counter(METRICS[key].name, amount, (label,) if METRICS[key].label else ())
+                stats.increase_counter(METRICS[key].name, amount, (label,) if METRICS[key].labels else ())
         for key, samples in taken["samples"].items():
             for sample in samples:
                 stats.observe_histogram(METRICS[key].name, sample)
