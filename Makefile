@@ -39,10 +39,11 @@ $(BUILD)/uv/bin/uv:
 	$(call SAY,installing uv into $(BUILD)/uv)
 	@python3 -m venv $(BUILD)/uv && $(BUILD)/uv/bin/pip install -q --disable-pip-version-check uv
 
-$(VENV)/.ready: requirements/dev.txt | $(UV)
+$(VENV)/.ready: requirements/dev.txt requirements/dashboards.txt | $(UV)
 	$(call SAY,development environment)
 	@$(UV) venv -q --clear --python $(PYTHON_VERSION) $(VENV)
 	@$(UV) pip install -q --python $(BIN)/python --require-hashes -r requirements/dev.txt
+	@$(UV) pip install -q --python $(BIN)/python --require-hashes --no-deps -r requirements/dashboards.txt
 	@touch $@
 
 $(LIB): $(NATIVE_SOURCES) $(VENV)/.ready
@@ -247,7 +248,11 @@ e2e: $(ENGINE_VENV)/.ready images ## all scenarios with real pods and engines, o
 	$(call SAY,scenarios on Kubernetes)
 	@$(ENGINE_PYTHONS) $(BIN)/pytest -q -m cluster --junitxml=$(BUILD)/e2e.xml e2e/scenarios
 
-.PHONY: docs crds
+.PHONY: docs crds dashboards
+dashboards: $(VENV)/.ready ## regenerate Grafana's dashboards from their sources, and give the chart the rules (a test compares them)
+	@cd dashboards && $(CURDIR)/$(BIN)/python -m kvpeer_dashboards.generate ../helm/kvpeer/files/dashboards
+	@cp dashboards/rules/*.yaml helm/kvpeer/files/rules/
+
 crds: $(VENV)/.ready ## regenerate the custom resource definitions from the operator's models (a test compares them)
 	@cd operator && $(CURDIR)/$(BIN)/python -m kvpeer_operator.schema ../crds
 	@cp crds/*.yaml helm/kvpeer/files/

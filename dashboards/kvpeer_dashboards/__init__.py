@@ -1,0 +1,1 @@
+"""Grafana dashboards and Prometheus rules of kvpeer: how they are made, and what they ask."""
