@@ -13,6 +13,9 @@ import pytest
 import yaml
 from kvpeer_operator import main, reconciler
 from kvpeer_operator.injection.names import CLUSTER_LABEL
+from kvpeer_operator.injection.quality import Quality
+from kvpeer_operator.injection.sidecar import agent_container
+from kvpeer_operator.models import PeerCacheCluster
 from kvpeer_operator.reconciler import Reconciler, admit_pod
 from store import KEY, SECRET, TIME, Store, cluster_object, pod_object, policy_object
 
@@ -44,13 +47,13 @@ def rendered(*arguments: str, release: str = "kvpeer") -> list[dict[str, Any]]:
 
 
 def golden(name: str) -> str:
-    """The objects for one set of values, without the definitions."""
+    """The objects for one set of values, without those whose content is compared with its source."""
     objects = rendered("--values", str(HERE / f"{name}.values.yaml"))
-    return yaml.safe_dump_all(_without_definitions(objects), sort_keys=False, width=120)
+    kept = [each for each in objects if each["kind"] not in _FROM_FILES]
+    return yaml.safe_dump_all(kept, sort_keys=False, width=120)
 
 
-def _without_definitions(objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [each for each in objects if each["kind"] != "CustomResourceDefinition"]
+_FROM_FILES = ("CustomResourceDefinition", "PrometheusRule", "ConfigMap")
 
 
 def _one(objects: list[dict[str, Any]], kind: str, name: str = "kvpeer") -> dict[str, Any]:
@@ -126,6 +129,53 @@ def test_helm_finds_nothing_to_complain_of() -> None:
     """It renders the notes, too, which `helm template` leaves out."""
     run = _run("lint", "--strict", str(CHART), "--kube-version", "1.34.0")
     assert run.returncode == 0, run.stdout
+
+
+# ---- monitoring
+
+
+def _monitored() -> list[dict[str, Any]]:
+    return rendered("--values", str(HERE / "monitored.values.yaml"))
+
+
+def test_dashboards_and_rules_are_those_of_the_project() -> None:
+    objects = _monitored()
+    maps = {each["metadata"]["name"]: each for each in objects if each["kind"] == "ConfigMap"}
+    shown = {name: text for each in maps.values() for name, text in each["data"].items()}
+    files = {path.name: path.read_text().strip() for path in (CHART / "files" / "dashboards").iterdir()}
+    assert shown == files
+    for name, each in maps.items():
+        assert each["metadata"]["labels"]["grafana_dashboard"] == "1"
+        assert each["metadata"]["annotations"] == {"grafana_folder": "kvpeer"}
+        assert len(name) <= 63
+    rules = {each["metadata"]["name"]: each for each in objects if each["kind"] == "PrometheusRule"}
+    for path in (ROOT / "dashboards" / "rules").glob("*.yaml"):
+        installed = rules.pop(f"kvpeer-{path.stem}")
+        assert installed["spec"] == yaml.safe_load(path.read_text())
+        assert installed["metadata"]["labels"]["release"] == "prometheus"
+    assert rules == {}
+
+
+def test_prometheus_finds_the_ports_that_operator_and_agents_have() -> None:
+    objects = _monitored()
+    (endpoint,) = _one(objects, "ServiceMonitor", "kvpeer-operator")["spec"]["endpoints"]
+    service = _one(objects, "Service", "kvpeer-metrics")
+    (port,) = [each for each in service["spec"]["ports"] if each["name"] == endpoint["port"]]
+    (container,) = _one(objects, "Deployment")["spec"]["template"]["spec"]["containers"]
+    (target,) = [each for each in container["ports"] if each["name"] == port["targetPort"]]
+    assert target["containerPort"] == main.METRICS_PORT
+    assert {"port": "metrics", "protocol": "TCP"} in _one(objects, "NetworkPolicy")["spec"]["ingress"][0]["ports"]
+
+    monitor = _one(objects, "PodMonitor", "kvpeer-agents")["spec"]
+    agent = agent_container(PeerCacheCluster.model_validate(cluster_object()), Quality.BURSTABLE)
+    (pod_endpoint,) = monitor["podMetricsEndpoints"]
+    assert pod_endpoint["port"] in {each["name"] for each in agent["ports"]}
+    assert monitor["selector"]["matchExpressions"] == [{"key": CLUSTER_LABEL, "operator": "Exists"}]
+
+
+def test_without_being_asked_nothing_needs_the_prometheus_operator() -> None:
+    kinds = {each["kind"] for each in rendered()}
+    assert not kinds & {"ServiceMonitor", "PodMonitor", "PrometheusRule", "ConfigMap"}
 
 
 # ---- rights
@@ -222,6 +272,8 @@ def test_with_namespaces_given_it_has_no_rights_elsewhere() -> None:
         ("namespaces=team", "namespaces"),
         ("crds.instal=false", "crds"),
         ("networkPolicy.enabled=maybe", "networkPolicy"),
+        ("monitoring.scrape.interval=often", "interval"),
+        ("monitoring.dashboard.enabled=true", "dashboard"),
     ],
 )
 def test_a_bad_value_is_refused_with_its_name(value: str, where: str) -> None:
