@@ -127,13 +127,16 @@ class AgentProcess:
 
     def metric(self, name: str, **labels: str) -> float:
         """One series of the agent's metrics page, 0 where there is none. Most are renewed once a second."""
-        with _NO_PROXY.open(f"{self._url}/metrics", timeout=START_DEADLINE_S) as page:
-            text = page.read().decode()
-        for family in text_string_to_metric_families(text):
+        for family in text_string_to_metric_families(self.metrics_page()):
             for sample in family.samples:
                 if sample.name == name and sample.labels == labels:
                     return float(sample.value)
         return 0.0
+
+    def metrics_page(self) -> str:
+        """All of the agent's metrics, as Prometheus would read them."""
+        with _NO_PROXY.open(f"{self._url}/metrics", timeout=START_DEADLINE_S) as page:
+            return str(page.read().decode())
 
     @property
     def is_healthy(self) -> bool:
