@@ -24,6 +24,7 @@ the start (those of the vLLM tier when something is counted). Buckets of histogr
 {", ".join(map(str, LATENCY_BUCKETS_S))}.
 
 Agents and the operator show `process_*` of the Prometheus client besides: memory, CPU time, file descriptors, start.
+[Dashboards, rules and alerts](monitoring.md) are made of these.
 
 Expressions that dashboards and alerts may build on:
 
