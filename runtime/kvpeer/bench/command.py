@@ -16,7 +16,7 @@ from kvpeer.bench.rows import Row, encode_rows
 from kvpeer.model import ConfigError
 from kvpeer.native import build_info
 
-__all__ = ["bench_local", "exit_status"]
+__all__ = ["bench_local", "exit_status", "machine", "say", "try_to_write"]
 
 EXIT_OVER_BUDGET = 1
 
@@ -28,9 +28,9 @@ def bench_local(json_path: str | None, *, is_quick: bool, is_check: bool) -> int
         ConfigError: the file cannot be written, or something is not installed.
     """
     if json_path is not None:
-        _try_to_write(Path(json_path))
-    rows = run(_say, is_quick=is_quick)
-    sys.stdout.write(f"\n{_machine()}\n\n{table(rows)}\n{summary(rows)}\n")
+        try_to_write("--json", Path(json_path))
+    rows = run(say, is_quick=is_quick)
+    sys.stdout.write(f"\n{machine()}\n\n{table(rows)}\n{summary(rows)}\n")
     if json_path is not None:
         Path(json_path).write_bytes(encode_rows(rows))
     return exit_status(rows, is_check=is_check)
@@ -41,20 +41,26 @@ def exit_status(rows: Sequence[Row], *, is_check: bool) -> int:
     return EXIT_OVER_BUDGET if is_check and any(row.holds is False for row in rows) else 0
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """Shows progress."""
     sys.stderr.write(text)
     sys.stderr.flush()
 
 
-def _try_to_write(path: Path) -> None:
-    """Before minutes of work are done for nothing."""
+def try_to_write(option: str, path: Path) -> None:
+    """Before minutes of work are done for nothing.
+
+    Raises:
+        ConfigError: the file cannot be written; names the option.
+    """
     try:
         path.touch()
     except OSError as error:
-        raise ConfigError(f"--json: cannot write {path}: {error.strerror}") from error
+        raise ConfigError(f"{option}: cannot write {path}: {error.strerror}") from error
 
 
-def _machine() -> str:
+def machine() -> str:
+    """Returns what was measured, when and where, in two lines."""
     now = datetime.now(timezone.utc)
     load = ", ".join(f"{average:.1f}" for average in os.getloadavg()[:2])
     return (

@@ -110,5 +110,5 @@ def shared_memory(page_bytes: int, threads_max: int) -> Iterator[Experiment]:
 @contextmanager
 def _memory(page_bytes: int) -> Iterator[_Moves]:
     engine = EngineMemory(page_bytes, MEMORY_BYTES // page_bytes)
-    with full_pool(page_bytes, engine) as pages:
+    with full_pool(page_bytes, engine.layout) as pages:
         yield _Moves(engine, pages)

@@ -85,16 +85,16 @@ class FullPool:
 
 
 @contextmanager
-def full_pool(page_bytes: int, engine: EngineMemory) -> Iterator[FullPool]:
-    """A pool of MEMORY_BYTES whose page i holds the engine's block i. page_bytes is a whole number of memory pages."""
-    n_extents, per_extent = MEMORY_BYTES // EXTENT_BYTES, EXTENT_BYTES // page_bytes
+def full_pool(page_bytes: int, layout: EngineLayout, n_bytes: int = MEMORY_BYTES) -> Iterator[FullPool]:
+    """A pool of n_bytes whose page i holds the engine's block i. page_bytes is a whole number of memory pages."""
+    n_extents, per_extent = n_bytes // EXTENT_BYTES, EXTENT_BYTES // page_bytes
     extent = np.arange(n_extents).repeat(per_extent)
     idx = np.tile(np.arange(per_extent), n_extents)
     slots = (extent * SLOTS_PER_EXTENT + idx).astype(np.uint32)
     offsets = (extent * EXTENT_BYTES + idx * page_bytes).astype(np.uint64)
     generations = np.ones(len(slots), np.uint32)
     keys = np.random.default_rng(0).integers(0, 256, (len(slots), KEY_BYTES), np.uint8)
-    with Pool(MEMORY_BYTES, EXTENT_BYTES, RUN_ID) as pool:
+    with Pool(n_bytes, EXTENT_BYTES, RUN_ID) as pool:
         for number in range(n_extents):
             pool.touch_extent(number)
             pool.assign_extent(number, page_bytes)
@@ -102,6 +102,6 @@ def full_pool(page_bytes: int, engine: EngineMemory) -> Iterator[FullPool]:
         with PoolMap(*pool.fds, EXTENT_BYTES, RUN_ID) as mapped:
             parts = np.zeros((len(slots), 1), PART_DTYPE)
             parts["length"] = page_bytes
-            parts["checksum"][:, 0] = mapped.gather(offsets, 0, engine.layout, np.arange(len(slots), dtype=np.int64))
+            parts["checksum"][:, 0] = mapped.gather(offsets, 0, layout, np.arange(len(slots), dtype=np.int64))
             pool.mark_committed(slots, generations, keys, parts)
             yield FullPool(page_bytes, pool, mapped, slots, generations, offsets, keys)

@@ -71,7 +71,8 @@ def tcp(page_bytes: int, threads_max: int) -> Iterator[Experiment]:
     """One thread and several, each way to verify, against as many bare connections; and several against one."""
     with ExitStack() as closing_all:
         enter = closing_all.enter_context
-        pages = enter(full_pool(page_bytes, EngineMemory(page_bytes, MEMORY_BYTES // page_bytes)))
+        engine = EngineMemory(page_bytes, MEMORY_BYTES // page_bytes)
+        pages = enter(full_pool(page_bytes, engine.layout))
         reader = enter(Pool(MEMORY_BYTES, pages.pool.extent_bytes, READER_ID))
         for extent in range(reader.n_extents):
             reader.touch_extent(extent)

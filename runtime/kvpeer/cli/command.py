@@ -59,6 +59,15 @@ def _parser() -> argparse.ArgumentParser:
     local.add_argument("--quick", action="store_true", help="few rounds: shows that it works, measures little")
     local.add_argument("--check", action="store_true", help="end with status 1 if a budget does not hold")
     local.set_defaults(run=_bench_local)
+    peers = benchmarks.add_parser("peers", help="kvpeer beside other systems that move pages between processes")
+    peers.add_argument("--json", metavar="FILE", help="write the report there as well (docs/benchmarks.md)")
+    peers.add_argument("--plot", metavar="PNG", help="draw it there (needs kvpeer[bench])")
+    peers.add_argument("--quick", action="store_true", help="few rounds: shows that it works, measures little")
+    peers.add_argument("--check", action="store_true", help="end with status 1 if a budget does not hold")
+    peers.add_argument(
+        "--only", metavar="SYSTEM", action="append", default=[], help="measure this one; may be repeated"
+    )
+    peers.set_defaults(run=_bench_peers)
     add_sim(commands)
 
     version = commands.add_parser("version", help="print the version of kvpeer and of its wire protocol")
@@ -91,6 +100,12 @@ def _bench_local(options: argparse.Namespace) -> int:
     from kvpeer.bench.command import bench_local
 
     return bench_local(options.json, is_quick=options.quick, is_check=options.check)
+
+
+def _bench_peers(options: argparse.Namespace) -> int:
+    from kvpeer.bench.peers.command import bench_peers
+
+    return bench_peers(options.json, options.plot, options.only, is_quick=options.quick, is_check=options.check)
 
 
 def _print_version(_: argparse.Namespace) -> int:
