@@ -19,8 +19,9 @@ from kvpeer.bench.peers.compare import PAGE_BYTES, SHAPES, comparisons, run
 from kvpeer.bench.peers.pages import PageMemory
 from kvpeer.bench.peers.perftest import read_bandwidth
 from kvpeer.bench.peers.processes import RunningSystem
+from kvpeer.bench.peers.rdma import missing_rdma
 from kvpeer.bench.peers.report import Report, bandwidths, matrix
-from kvpeer.bench.peers.system import Serving, SystemFailedError, Way, missing_rdma
+from kvpeer.bench.peers.system import Serving, SystemFailedError, Way
 from kvpeer.model import ConfigError
 
 RUNTIME = Path(__file__).parents[2]

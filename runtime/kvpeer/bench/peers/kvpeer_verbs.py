@@ -15,7 +15,8 @@ from kvpeer.bench.memory import EXTENT_BYTES
 from kvpeer.bench.peers.kvpeer_pool import Published, published
 from kvpeer.bench.peers.kvpeer_tcp import RUN_S_MAX, PeerReader, reader_id
 from kvpeer.bench.peers.pages import PageMemory
-from kvpeer.bench.peers.system import THREADS_MAX, Reader, Serving, Way, missing_rdma
+from kvpeer.bench.peers.rdma import missing_rdma, rdma_address
+from kvpeer.bench.peers.system import THREADS_MAX, Reader, Serving, Way
 from kvpeer.model import PeerUnavailableError, Verify
 from kvpeer.native import Pool, VerbsDevice, VerbsSettings
 from kvpeer.transport import VerbsPeer
@@ -48,7 +49,7 @@ class KvPeerVerbs:
         """See `System`."""
         with (
             published(memory) as (pool, pages),
-            VerbsDevice(pool, VerbsSettings()) as device,
+            VerbsDevice(pool, _settings()) as device,
             Listener(family="AF_UNIX") as listener,
         ):
             yield Serving(_Address(str(listener.address), pages), lambda: _control(listener, device))
@@ -56,7 +57,7 @@ class KvPeerVerbs:
     def connect(self, serving: _Address, memory: PageMemory, number: int) -> Reader:
         """See `System`."""
         pool = Pool(EXTENT_BYTES, EXTENT_BYTES, reader_id(number))
-        device = VerbsDevice(pool, VerbsSettings())
+        device = VerbsDevice(pool, _settings())
         device.register(memory.address, memory.n_pages * memory.page_bytes)
         control = _Control(serving.control, number)
         peer = VerbsPeer(
@@ -68,6 +69,11 @@ class KvPeerVerbs:
             idle_close_s=RUN_S_MAX,
         )
         return PeerReader(peer, serving.pages, memory)
+
+
+def _settings() -> VerbsSettings:
+    address = rdma_address()
+    return VerbsSettings() if address is None else VerbsSettings(address.device, address.gid_index)
 
 
 def _control(listener: Listener, device: VerbsDevice) -> None:

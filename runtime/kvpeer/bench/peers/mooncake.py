@@ -3,18 +3,21 @@ of its own (P2PHANDSHAKE), so that it needs no metadata server."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kvpeer.bench.peers.pages import PageMemory
-from kvpeer.bench.peers.system import Pages, Reader, Serving, Way, missing_package, missing_rdma
+from kvpeer.bench.peers.rdma import RdmaAddress, missing_rdma, rdma_address
+from kvpeer.bench.peers.system import Pages, Reader, Serving, Way, missing_package
 from kvpeer.model import InternalError
 
 __all__ = ["Mooncake"]
 
-HOST = "127.0.0.1"
+LOOPBACK = RdmaAddress("", 0, "127.0.0.1")
+"""By tcp."""
 
 
 class _Address(NamedTuple):
@@ -41,22 +44,24 @@ class Mooncake:
     @contextmanager
     def serve(self, memory: PageMemory) -> Iterator[Serving]:
         """See `System`."""
-        engine = self._engine(memory)
-        yield Serving(_Address(f"{HOST}:{engine.get_rpc_port()}", memory.address))
+        engine, host = self._engine(memory)
+        yield Serving(_Address(f"{host}:{engine.get_rpc_port()}", memory.address))
 
     def connect(self, serving: _Address, memory: PageMemory, number: int) -> Reader:
         """See `System`."""
-        return _Reader(self._engine(memory), serving, memory)
+        return _Reader(self._engine(memory)[0], serving, memory)
 
-    def _engine(self, memory: PageMemory) -> Any:
+    def _engine(self, memory: PageMemory) -> tuple[Any, str]:
+        at = (rdma_address() if self.way is Way.RDMA else None) or LOOPBACK
+        os.environ["MC_GID_INDEX"] = str(at.gid_index)
         from mooncake.engine import TransferEngine
 
         engine = TransferEngine()
-        if engine.initialize(HOST, "P2PHANDSHAKE", self.way.value, "") != 0:
+        if engine.initialize(at.host, "P2PHANDSHAKE", self.way.value, at.device) != 0:
             raise InternalError(f"Mooncake's engine does not start by {self.way.value}")
         if engine.register_memory(memory.address, memory.n_pages * memory.page_bytes) != 0:
             raise InternalError("Mooncake's engine does not take the memory")
-        return engine
+        return engine, at.host
 
 
 class _Reader:

@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kvpeer.bench.peers.pages import PageMemory
-from kvpeer.bench.peers.system import Pages, Reader, Serving, Way, missing_package, missing_rdma
+from kvpeer.bench.peers.rdma import RdmaAddress, missing_rdma, rdma_address
+from kvpeer.bench.peers.system import Pages, Reader, Serving, Way, missing_package
 from kvpeer.model import InternalError
 
 __all__ = ["PeerCache"]
 
-HOST = "127.0.0.1"
+LOOPBACK = RdmaAddress("", 0, "127.0.0.1")
+"""By tcp."""
+
 NODE = "server"
 
 
@@ -52,8 +55,14 @@ class PeerCache:
         from peercache.config import PeerCacheConfig
         from peercache.transport import RdmaTransport, TcpTransport
 
+        at = (rdma_address() if self.way is Way.RDMA else None) or LOOPBACK
         config = PeerCacheConfig(
-            discovery_addr=f"{HOST}:0", protocol=self.way.value, local_hostname=HOST, rdma_bind_host=HOST, gid_index=1
+            discovery_addr=f"{at.host}:0",
+            protocol=self.way.value,
+            device_name=at.device,
+            gid_index=at.gid_index,
+            local_hostname=at.host,
+            rdma_bind_host=at.host,
         )
         # By class and not by its own choice, which falls back to tcp without an error.
         transport = RdmaTransport(config) if self.way is Way.RDMA else TcpTransport(config)

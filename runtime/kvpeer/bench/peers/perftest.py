@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvpeer.bench.peers.system import SystemFailedError, Way, missing_rdma
+from kvpeer.bench.peers.rdma import missing_rdma, rdma_address
+from kvpeer.bench.peers.system import SystemFailedError, Way
 
 __all__ = ["IbReadBw", "read_bandwidth"]
 
@@ -48,7 +49,9 @@ class IbReadBw:
 class _Turns:
     def __init__(self, page_bytes: int) -> None:
         iterations = max(ITERATIONS_MIN, SAMPLE_BYTES // page_bytes)
-        self._command = [NAME, "-F", "--report_gbits", "-s", str(page_bytes), "-n", str(iterations)]
+        address = rdma_address()
+        place = ["-d", address.device, "-x", str(address.gid_index)] if address else []
+        self._command = [NAME, *place, "-F", "--report_gbits", "-s", str(page_bytes), "-n", str(iterations)]
 
     def bandwidth(self, n_processes: int, n_threads: int) -> Callable[[], float] | None:
         """See `Running`: one reader of one thread."""

@@ -112,7 +112,11 @@ class _Child:
         theirs.close()
 
     def ask(self, what: object) -> None:
-        self._connection.send(what)
+        """Raises SystemFailedError."""
+        try:
+            self._connection.send(what)
+        except BrokenPipeError:
+            raise self._ended() from None
 
     def answer(self) -> Any:
         """Raises SystemFailedError."""
@@ -121,8 +125,7 @@ class _Child:
         try:
             is_good, answer = self._connection.recv()
         except (EOFError, ConnectionResetError):
-            self._process.join(1)
-            raise self._failure(f"a process ended with {self._process.exitcode}") from None
+            raise self._ended() from None
         if not is_good:
             raise self._failure(answer)
         return answer
@@ -136,6 +139,10 @@ class _Child:
         self._process.join()
         self._connection.close()
         os.close(self._output)
+
+    def _ended(self) -> SystemFailedError:
+        self._process.join(1)
+        return self._failure(f"a process ended with {self._process.exitcode}")
 
     def _failure(self, reason: str) -> SystemFailedError:
         n_bytes = os.fstat(self._output).st_size

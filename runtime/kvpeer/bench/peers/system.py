@@ -8,14 +8,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from kvpeer.agent.sysfs import Tree
-from kvpeer.agent.sysfs.rdma import read_rdma
 from kvpeer.bench.peers.pages import PageMemory
 from kvpeer.model import KvPeerError
 
@@ -28,7 +25,6 @@ __all__ = [
     "System",
     "Way",
     "missing_package",
-    "missing_rdma",
 ]
 
 READERS_MAX = 4
@@ -112,11 +108,3 @@ def missing_package(module: str, package: str) -> str | None:
     if importlib.util.find_spec(module) is not None:
         return None
     return f"{package} is not installed: `make bench-peers` installs it"
-
-
-def missing_rdma() -> str | None:
-    """Returns why nothing can run by RDMA; None where there is a device."""
-    devices = read_rdma(Tree(Path("/")))
-    if any(device.is_openable for device in devices):
-        return None
-    return "no RDMA device" if not devices else f"no RDMA device that this process may open, of {len(devices)}"
