@@ -26,8 +26,9 @@ __all__ = ["RunningSystem"]
 ANSWER_S_MAX = 60.0
 """For a start, which imports packages, and for a turn, which takes a second, on a busy machine."""
 
-SAMPLE_BYTES = 64 << 20
-"""Read by each thread in one turn: tens of milliseconds, against which starting it is nothing."""
+SAMPLE_BYTES = 128 << 20
+"""Read in one turn by all readers together: a tenth of a second, against which starting them is nothing. Not more for
+more readers: on a busy machine a longer turn gets less of the processors."""
 
 CHECKED_PAGES = 4
 """Of each turn, its last batch; the first batches of every thread are checked as a whole, before anything counts."""
@@ -66,20 +67,20 @@ class RunningSystem:
     def bandwidth(self, n_processes: int, n_threads: int) -> Callable[[], float]:
         """Returns a subject: GB/s of so many readers of so many threads together, from when the first begins to when
         the last ends."""
-        n_bytes = n_processes * n_threads * SAMPLE_BYTES
-        return lambda: n_bytes / self._turn(self._readers[:n_processes], n_threads)
+        n_readers = n_processes * n_threads
+        return lambda: SAMPLE_BYTES / self._turn(self._readers[:n_processes], n_threads, SAMPLE_BYTES // n_readers)
 
     def close(self) -> None:
         """Kills the processes."""
         for child in self._children:
             child.kill()
 
-    def _turn(self, readers: list[_Child], n_threads: int) -> int:
+    def _turn(self, readers: list[_Child], n_threads: int, thread_bytes: int) -> int:
         """Nanoseconds."""
         self._signal(signal.SIGCONT)
         try:
             for reader in readers:
-                reader.ask(n_threads)
+                reader.ask((n_threads, thread_bytes))
             for reader in readers:
                 reader.answer()
             for reader in readers:
@@ -186,8 +187,8 @@ def _read(connection: Connection, system: System, page_bytes: int, address: Any,
     with ThreadPoolExecutor(THREADS_MAX) as threads:
         connection.send((True, None))
         while True:
-            n_threads = connection.recv()
-            work = walk.prepare_all(n_threads)
+            n_threads, thread_bytes = connection.recv()
+            work = walk.prepare_all(n_threads, thread_bytes)
             connection.send((True, None))
             connection.recv()
             started = time.monotonic_ns()
@@ -215,9 +216,9 @@ class _Walk:
         self._slots_of = [cycle(own) for own in np.array_split(slots, THREADS_MAX)]
         self._last: tuple[Pages, Pages]
 
-    def prepare_all(self, n_threads: int) -> list[Callable[[], None]]:
+    def prepare_all(self, n_threads: int, thread_bytes: int) -> list[Callable[[], None]]:
         """Returns the work of so many threads for one turn; each has slots of its own."""
-        n_batches = SAMPLE_BYTES // (BATCH_PAGES * self._memory.page_bytes)
+        n_batches = thread_bytes // (BATCH_PAGES * self._memory.page_bytes)
         return [self.prepare(n_batches, thread, alone=n_threads == 1) for thread in range(n_threads)]
 
     def prepare(self, n_batches: int, thread: int, *, alone: bool = False) -> Callable[[], None]:
