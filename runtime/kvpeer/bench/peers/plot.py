@@ -51,7 +51,7 @@ def draw(report: Report, path: Path) -> None:
     first.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     first.xaxis.set_minor_formatter(NullFormatter())
     low, high = first.get_xlim()
-    first.set_xlim(low, high * 1.5)  # room for the last number
+    first.set_xlim(low * 0.85, high * 1.5)  # room for the first dot and the last number
     not_run = ", ".join(system.name for system in report.not_run)
     note = "GB/s, logarithmic. Dots: medians; whiskers: quartiles."
     figure.supxlabel(f"{note} Not run here: {not_run}." if not_run else note, fontsize=9, x=0.01, ha="left")
