@@ -1,30 +1,33 @@
 """The disk tier against a bare sequential loop of direct I/O on the same file system, as fio runs it with one job: a
 page after another, between the same memory and a file that is laid out before.
 
-What is measured of the tier is all that its threads do: records, durable writes and commits to the index; reads by the
-threads that an agent has, with every checksum verified.
+What is measured of the tier is what an agent waits for: its store, with its event loop and threads; pages are offered
+until they are durable and in the index, and asked for until every checksum was verified.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import ctypes
 import mmap
 import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import numpy as np
+import uvloop
 
 from kvpeer.bench.rounds import Comparison, Experiment
-from kvpeer.core.disk import DiskPage, Offer, PageFacts
-from kvpeer.model import InternalError, Outcome
+from kvpeer.core.disk import Condition, DiskPage, Offer, PageFacts
+from kvpeer.model import KEY_BYTES, InternalError, Outcome
 from kvpeer.native import PART_DTYPE, crc64
-from kvpeer.storage import DiskFolder, DiskSettings
-from kvpeer.storage.folder import PageWrite
+from kvpeer.storage import DiskSettings, DiskStore
+from kvpeer.storage.folder import ReadPage
+from kvpeer.storage.segment_files import SegmentFiles
 
 __all__ = ["DISK_BUDGET", "disk"]
 
@@ -34,7 +37,11 @@ SAMPLE_BYTES = 256 << 20
 SEGMENT_BYTES = 512 << 20
 """One file takes all pages of a sample; the next sample writes over them, as an agent does whose disk is full."""
 
-BATCH_PAGES = 64
+OPERATION_S_MAX = 60.0
+"""Opening, writing or reading a sample; a disk that takes this long ends the benchmark with an error."""
+
+POLL_S = 0.001
+PROBE_BYTES = 1 << 20
 NAMESPACE = bytes(32)
 
 
@@ -66,49 +73,90 @@ class _Sample:
         return sample
 
 
-class _Tier:
-    """The folder of a disk tier, driven as `DiskStore` drives it."""
+class _Pool:
+    """The pool above the tier: it holds whatever was offered, and keeps nothing from being evicted below."""
 
-    def __init__(self, folder: DiskFolder, sample: _Sample, threads: ThreadPoolExecutor) -> None:
-        self._folder = folder
+    def has(self, key: bytes) -> bool:
+        """See PoolPages."""
+        return False
+
+    def holds(self, key: bytes, slot: int, generation: int) -> bool:
+        """See PoolPages."""
+        return True
+
+
+class _Directory:
+    """Nobody asks it."""
+
+    def stored(self, pages: list[DiskPage]) -> None:
+        """See DiskEvents."""
+
+    def gone(self, pages: list[DiskPage]) -> None:
+        """See DiskEvents."""
+
+
+class _Tier:
+    """The store of a disk tier with its event loop and threads, asked as an agent asks it."""
+
+    def __init__(self, settings: DiskSettings, sample: _Sample) -> None:
         self._sample = sample
-        self._threads = threads
-        self._stored: list[DiskPage] = []
+        self._keys: list[bytes] = []
         self._n_written = 0
+        self._loop = uvloop.new_event_loop()
+        self._loop.run_until_complete(self._open(settings))
+
+    async def _open(self, settings: DiskSettings) -> None:
+        self._store = DiskStore(settings, _Pool(), _Directory())
+        self._serving = asyncio.ensure_future(self._store.run())
+        await asyncio.wait_for(self._opened(), OPERATION_S_MAX)
+        if self._store.condition is not Condition.OK:
+            raise InternalError(f"the disk of the benchmark is {self._store.condition.value}")
+
+    async def _opened(self) -> None:
+        while self._store.condition is Condition.OPENING:
+            await asyncio.sleep(POLL_S)
 
     def write(self) -> None:
-        self._stored = []
-        for first in range(0, self._sample.n_pages, BATCH_PAGES):
-            self._write_batch(range(first, min(first + BATCH_PAGES, self._sample.n_pages)))
+        """Writes pages of new keys, over those of the sample before where there is no room left."""
+        self._loop.run_until_complete(self._write())
 
-    def _write_batch(self, numbers: range) -> None:
-        pages, sample = self._folder.pages, self._sample
-        writes = []
-        for number in numbers:
-            self._n_written += 1
-            facts = PageFacts(self._n_written.to_bytes(16, "big"), 0, NAMESPACE, sample.page_bytes, 1)
-            page = pages.begin(facts)
-            if page is None:
-                raise InternalError("a page of the benchmark found no place")
-            offer = Offer(facts, 0, 1, sample.address + number * sample.page_bytes, sample.parts)
-            writes.append(PageWrite(page, offer, *pages.segments.place(page.slot)))
-        if self._folder.write(writes):
-            raise InternalError("the file system is full")
-        segments = {write.segment: pages.segments.slot_bytes_of[write.segment] for write in writes}
-        self._folder.commit(segments, [write.page for write in writes], [])
-        for write in writes:
-            pages.stored(write.page)
-        self._stored += [write.page for write in writes]
+    async def _write(self) -> None:
+        sample = self._sample
+        numbers = range(self._n_written, self._n_written + sample.n_pages)
+        self._n_written = numbers.stop
+        self._keys = [number.to_bytes(KEY_BYTES, "big") for number in numbers]
+        facts = (PageFacts(key, 0, NAMESPACE, sample.page_bytes, 1) for key in self._keys)
+        self._store.offer(
+            Offer(each, 0, 1, sample.address + number * sample.page_bytes, sample.parts)
+            for number, each in enumerate(facts)
+        )
+        await self._store.flush(OPERATION_S_MAX)
+        if any(self._store.find(key) is None for key in self._keys):
+            raise InternalError(f"a page of the benchmark was not written: {dict(self._store.outcomes)}")
 
     def read(self) -> None:
-        if not all(self._threads.map(self._read_page, range(len(self._stored)))):
+        """Reads them back, all asked for at once."""
+        self._loop.run_until_complete(self._read())
+
+    async def _read(self) -> None:
+        reads = await asyncio.gather(*map(self._read_page, range(self._sample.n_pages)))
+        if any(read.outcome is not Outcome.HIT for read in reads):
             raise InternalError("a page of the benchmark was not read")
 
-    def _read_page(self, number: int) -> bool:
-        page = self._stored[number]
-        place = self._folder.pages.segments.place(page.slot)
-        address = self._sample.address + number * self._sample.page_bytes
-        return self._folder.read(page, *place, address).outcome is Outcome.HIT
+    async def _read_page(self, number: int) -> ReadPage:
+        page = self._store.find(self._keys[number])
+        assert page is not None  # noqa: S101 - it was written
+        return await self._store.read(page, self._sample.address + number * self._sample.page_bytes)
+
+    def close(self) -> None:
+        self._loop.run_until_complete(self._close())
+        self._loop.close()
+
+    async def _close(self) -> None:
+        self._serving.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._serving
+        await self._store.close(OPERATION_S_MAX)
 
 
 class _Bare:
@@ -137,20 +185,28 @@ def disk(page_bytes: int) -> Iterator[Experiment]:
     with ExitStack() as closing_all:
         enter = closing_all.enter_context
         path = Path(enter(tempfile.TemporaryDirectory(prefix="kvpeer-bench-")))
-        n_threads = DiskSettings(path, 0, 0).read_threads
-        threads = enter(ThreadPoolExecutor(n_threads))
+        settings = DiskSettings(path / "tier", SEGMENT_BYTES, SEGMENT_BYTES)
         sample = _Sample(page_bytes)
-        folder = enter(closing(DiskFolder(path / "tier", 1, SEGMENT_BYTES)))
-        tier = _Tier(folder, sample, threads)
+        tier = enter(closing(_Tier(settings, sample)))
         tier.write()
-        bare = enter(closing(_Bare(path / "bare", sample, folder.is_direct)))
-        name = "sequential direct I/O" if folder.is_direct else "sequential buffered I/O"
+        is_direct = _has_direct_io(path)
+        bare = enter(closing(_Bare(path / "bare", sample, is_direct)))
+        name = f"sequential {'direct' if is_direct else 'buffered'} I/O"
         moves = {"write": tier.write, "bare write": bare.write, "read": tier.read, "bare read": bare.read}
         rows = [
             Comparison(
                 name=f"disk.{what}", unit="GB/s", subject=what, reference=f"bare {what}", reference_name=name,
-                page_bytes=page_bytes, threads=n_threads if what == "read" else 1, budget=DISK_BUDGET,
+                page_bytes=page_bytes, threads=settings.read_threads if what == "read" else 1, budget=DISK_BUDGET,
             )
             for what in ("write", "read")
         ]  # fmt: skip
         yield Experiment({subject: sample.bandwidth(move) for subject, move in moves.items()}, rows)
+
+
+def _has_direct_io(path: Path) -> bool:
+    """Whether the tier passes the page cache by on this file system."""
+    probe = path / "probe"
+    probe.mkdir()
+    with closing(SegmentFiles(probe, PROBE_BYTES)) as files:
+        files.prepare(0)
+        return files.is_direct

@@ -1,7 +1,7 @@
 """The folder of the disk tier, as calls that block: for threads of their own.
 
-`open`, `write`, `commit`, `forget`, `check` and `close` are called from one thread; `read` from any, meanwhile. Every
-error of the file system or of SQLite is a DiskError.
+`open`, `write`, `commit`, `forget`, `check` and `close` are called from one thread; `read` and `read_run` from any,
+meanwhile. Every error of the file system or of SQLite is a DiskError.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ from kvpeer.storage.lock import FolderLock
 from kvpeer.storage.record import RECORD_BYTES, bytes_are_right, pack_record, parts_of_record
 from kvpeer.storage.segment_files import SegmentFiles, memory_at
 
-__all__ = ["DiskFolder", "PageWrite", "ReadPage"]
+__all__ = ["RUN_PAGES_MAX", "DiskFolder", "PageRead", "PageWrite", "ReadPage"]
+
+RUN_PAGES_MAX = 64
+"""Pages of one read. Each is two pieces of memory, of which Linux takes 1024 in a call."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,6 +40,21 @@ class PageWrite:
     offer: Offer
     segment: int
     offset: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PageRead:
+    """Read this page from its place into memory at `address`, where there is room for whole blocks."""
+
+    page: DiskPage
+    segment: int
+    offset: int
+    address: int
+
+    @property
+    def end(self) -> int:
+        """Where in the file it ends, and the next page may begin."""
+        return self.offset + RECORD_BYTES + _whole_blocks(self.page.facts.length)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,7 +74,7 @@ class DiskFolder:
     """
 
     def __init__(self, path: Path, n_segments: int, segment_bytes: int) -> None:
-        self._blocks = threading.local()
+        self._of_thread = threading.local()
         self._records = memoryview(mmap.mmap(-1, BATCH_PAGES_MAX * RECORD_BYTES))  # of one write, aligned
         with contextlib.ExitStack() as undo, disk_errors(f"open {path}"):
             self._lock = FolderLock(path)
@@ -103,17 +121,17 @@ class DiskFolder:
     def read(self, page: DiskPage, segment: int, offset: int, address: int) -> ReadPage:
         """Reads a page into memory at `address`, where there is room for whole blocks, and verifies it. When this
         returns, nothing writes there any more."""
-        facts = page.facts
-        record = self._block()
-        payload = memory_at(address, -(-facts.length // BLOCK_BYTES) * BLOCK_BYTES)
+        record, payload = self._read_records()[:RECORD_BYTES], memory_at(address, _whole_blocks(page.facts.length))
         with disk_errors("read a page"):
             is_whole = self._files.read(segment, offset, [record, payload])
-        parts = parts_of_record(record, facts, page.sequence) if is_whole else None
-        if parts is None:
-            return ReadPage(Outcome.STALE)
-        if not bytes_are_right(payload[: facts.length], parts):
-            return ReadPage(Outcome.CORRUPT)
-        return ReadPage(Outcome.HIT, parts)
+        return _verified(page, record, payload) if is_whole else ReadPage(Outcome.STALE)
+
+    def read_run(self, reads: Sequence[PageRead]) -> list[ReadPage | DiskError]:
+        """Reads at most RUN_PAGES_MAX pages, each of which begins where the one before ends, as `read` does, and in one
+        call. Where that fails they are read one by one, so that each has the outcome, or the error, that it has alone.
+        """
+        together = self._read_together(reads) if len(reads) > 1 else None
+        return together or [self._read_alone(read) for read in reads]
 
     # ---- life
 
@@ -169,18 +187,51 @@ class DiskFolder:
                 begin = end = write.offset
             facts, record = write.page.facts, self._records[idx * RECORD_BYTES : (idx + 1) * RECORD_BYTES]
             pack_record(facts, write.page.sequence, write.offer.parts, record)
-            payload = memory_at(write.offer.address, -(-facts.length // BLOCK_BYTES) * BLOCK_BYTES)
+            payload = memory_at(write.offer.address, _whole_blocks(facts.length))
             pieces += [record, payload]
             end += len(record) + len(payload)
         self._files.write(segment, begin, pieces)
         self._files.sync(segment)
 
-    def _block(self) -> memoryview:
-        """A block of this thread, aligned for direct I/O."""
-        block: memoryview | None = getattr(self._blocks, "block", None)
-        if block is None:
-            block = self._blocks.block = memoryview(mmap.mmap(-1, RECORD_BYTES))
-        return block
+    def _read_together(self, reads: Sequence[PageRead]) -> list[ReadPage | DiskError] | None:
+        memory = self._read_records()
+        records = [memory[at : at + RECORD_BYTES] for at in range(0, len(reads) * RECORD_BYTES, RECORD_BYTES)]
+        payloads = [memory_at(read.address, _whole_blocks(read.page.facts.length)) for read in reads]
+        pieces = [piece for pair in zip(records, payloads, strict=True) for piece in pair]
+        try:
+            if not self._files.read(reads[0].segment, reads[0].offset, pieces):
+                return None
+        except OSError:
+            return None
+        pages = [read.page for read in reads]
+        return [_verified(*each) for each in zip(pages, records, payloads, strict=True)]
+
+    def _read_alone(self, read: PageRead) -> ReadPage | DiskError:
+        try:
+            return self.read(read.page, read.segment, read.offset, read.address)
+        except DiskError as error:
+            return error
+
+    def _read_records(self) -> memoryview:
+        """Room of this thread for the records of one read, aligned for direct I/O."""
+        records: memoryview | None = getattr(self._of_thread, "records", None)
+        if records is None:
+            records = self._of_thread.records = memoryview(mmap.mmap(-1, RUN_PAGES_MAX * RECORD_BYTES))
+        return records
+
+
+def _verified(page: DiskPage, record: memoryview, payload: memoryview) -> ReadPage:
+    """What was read of a page."""
+    parts = parts_of_record(record, page.facts, page.sequence)
+    if parts is None:
+        return ReadPage(Outcome.STALE)
+    if not bytes_are_right(payload[: page.facts.length], parts):
+        return ReadPage(Outcome.CORRUPT)
+    return ReadPage(Outcome.HIT, parts)
+
+
+def _whole_blocks(n_bytes: int) -> int:
+    return -(-n_bytes // BLOCK_BYTES) * BLOCK_BYTES
 
 
 def _has_place(page: DiskPage, slot_bytes_of: dict[int, int], room: Segments) -> bool:

@@ -19,7 +19,7 @@ from kvpeer.core.disk import Condition, DiskHealth, DiskPage, DiskPages, Offer, 
 from kvpeer.model import Outcome
 from kvpeer.storage.base import DiskEvents, DiskSettings, PoolPages
 from kvpeer.storage.conditions import DiskError
-from kvpeer.storage.folder import DiskFolder, PageWrite, ReadPage
+from kvpeer.storage.folder import DiskFolder, PageRead, PageWrite, ReadPage
 from kvpeer.storage.threads import DiskThreads
 from kvpeer.waits import is_set_within
 
@@ -147,10 +147,10 @@ class DiskStore:
         if self.n_reading >= READS_MAX:
             return ReadPage(Outcome.REFUSED)
         self._pages.use(page.facts.key)
-        place = self._pages.segments.place(page.slot)
+        wanted = PageRead(page, *self._pages.segments.place(page.slot), address)
         self.n_reading += 1
         try:
-            reading = self._threads.begin_read(self._folder.read, page, *place, address)
+            reading = self._threads.begin_read(self._folder, wanted)
             try:
                 read = await self._threads.in_time(reading)
             except DiskError as error:

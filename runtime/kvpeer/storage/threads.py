@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 from kvpeer.core.disk import Condition
 from kvpeer.storage.conditions import DiskError
+from kvpeer.storage.folder import PageRead, ReadPage
+from kvpeer.storage.read_threads import PageReader, ReadThreads
 
 __all__ = ["DiskThreads"]
 
@@ -22,18 +24,18 @@ class DiskThreads:
     """One thread that writes, in order, and some that read. Belongs to one event loop. `slow_s`: see `in_time`."""
 
     def __init__(self, n_readers: int, slow_s: float) -> None:
-        self._writer = _Threads(1, "kvpeer-disk-write")
-        self._readers = _Threads(n_readers, "kvpeer-disk-read")
+        self._writer = _Writer()
+        self._readers = ReadThreads(n_readers)
         self._slow_s = slow_s
         self._under_way: set[asyncio.Future[Any]] = set()
 
     def begin_write(self, call: Callable[..., _T], *arguments: Any) -> asyncio.Future[_T]:
         """The result to be, of the thread that writes."""
-        return self._begin(self._writer, call, *arguments)
+        return self._begun(self._writer.submit(call, *arguments))
 
-    def begin_read(self, call: Callable[..., _T], *arguments: Any) -> asyncio.Future[_T]:
-        """The result to be, of a thread that reads."""
-        return self._begin(self._readers, call, *arguments)
+    def begin_read(self, reader: PageReader, read: PageRead) -> asyncio.Future[ReadPage]:
+        """The page to be, of a thread that reads."""
+        return self._begun(self._readers.submit(reader, read))
 
     async def write(self, call: Callable[..., _T], *arguments: Any) -> _T:
         """The result. Raises as the call, and as `in_time`."""
@@ -60,8 +62,7 @@ class DiskThreads:
         self._writer.close()
         self._readers.close()
 
-    def _begin(self, threads: _Threads, call: Callable[..., _T], *arguments: Any) -> asyncio.Future[_T]:
-        future = threads.submit(call, *arguments)
+    def _begun(self, future: asyncio.Future[_T]) -> asyncio.Future[_T]:
         self._under_way.add(future)
         future.add_done_callback(self._ended)
         return future
@@ -72,21 +73,17 @@ class DiskThreads:
             future.exception()  # who gave up on it does not ask any more
 
 
-class _Threads:
-    """Runs calls on `n` threads, in the order in which they were submitted.
+class _Writer:
+    """Runs calls on one thread, in the order in which they were submitted.
 
-    The threads are daemons, unlike those of an executor: a disk that hangs must not keep the process from ending. What
-    waits is bounded by the callers.
+    It is a daemon, unlike those of an executor: a disk that hangs must not keep the process from ending. What waits is
+    bounded by the callers.
     """
 
-    def __init__(self, n: int, name: str) -> None:
+    def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
-        self._threads = [
-            threading.Thread(target=self._run, name=f"{name}-{idx}", daemon=True) for idx in range(n)
-        ]  # fmt: skip
-        for thread in self._threads:
-            thread.start()
+        threading.Thread(target=self._run, name="kvpeer-disk-write-0", daemon=True).start()
 
     def submit(self, call: Callable[..., _T], *arguments: Any) -> asyncio.Future[_T]:
         """The result to be. Cancelling it does not stop the call."""
@@ -95,9 +92,8 @@ class _Threads:
         return future
 
     def close(self) -> None:
-        """The threads end when they have nothing more to do."""
-        for _ in self._threads:
-            self._work.put(None)
+        """The thread ends when it has nothing more to do."""
+        self._work.put(None)
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
