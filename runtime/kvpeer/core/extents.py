@@ -182,6 +182,14 @@ class Extents:
             raise InternalError(f"slot {slot} is in an extent of no class")
         return size_class
 
+    def use(self, slot: int, now: float) -> None:
+        """Notes a use of the slot. One look-up: long prompts use thousands of slots at a time."""
+        extent = self.opened[slot // SLOTS_PER_EXTENT]
+        extent.used_at = now
+        if extent.size_class is None:
+            raise InternalError(f"slot {slot} is in an extent of no class")
+        extent.size_class.policy.use(slot)
+
     def offset(self, slot: int) -> int:
         """Byte offset of the slot in the pool's payload."""
         number, idx = divmod(slot, SLOTS_PER_EXTENT)

@@ -128,9 +128,7 @@ class Residents:
     def use(self, page: Resident, now: float) -> None:
         """Notes a use of a committed page."""
         page.used_at = now
-        extent = self._extents.extent_of(page.slot)
-        extent.used_at = now
-        self._extents.class_of(page.slot).policy.use(page.slot)
+        self._extents.use(page.slot, now)
 
     def expire(self, now: float) -> None:
         """Lets time pass: quarantines end, reservations expire."""

@@ -274,13 +274,15 @@ class SlotTable:
             self._residents.settle(page, now)
 
     def _found(self, pages: list[Resident | None], now: float, pin: int = 0) -> Found:
-        columns = np.zeros((3, len(pages)), dtype=np.uint64)
+        # Lists, and one array of each: to set three numbers of an array costs as much as all the rest here.
+        slots, generations, offsets = [0] * len(pages), [0] * len(pages), [0] * len(pages)
         for idx, page in enumerate(pages):
             if page is not None:
                 self._residents.use(page, now)
-                columns[:, idx] = page.slot, page.generation, self._extents.offset(page.slot)
+                slots[idx], generations[idx], offsets[idx] = page.slot, page.generation, self._extents.offset(page.slot)
+        columns = np.array(slots, dtype=np.uint32), np.array(generations, dtype=np.uint32)
         resident = columns[1] != 0  # a generation in use is never 0
-        return Found(resident, columns[0].astype(np.uint32), columns[1].astype(np.uint32), columns[2].copy(), pin)
+        return Found(resident, *columns, np.array(offsets, dtype=np.uint64), pin)
 
     # ---- accounts
 
