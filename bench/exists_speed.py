@@ -3,17 +3,21 @@
     python bench/exists_speed.py
 
 Starts 17 agents on this host and asks as the SGLang adapter does, key derivation included. SGLang itself is not needed.
-Prints milliseconds; they say something on a machine that is idle otherwise.
+Beside it stands the least that such a question can cost: as many bytes, sent at once to 16 bare ends of the control
+channel with nothing behind them, until all have answered. They take turns. Where all of them share a few cores, the
+ratio says more than the milliseconds.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
+import contextlib
+import itertools
 import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,14 +25,25 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "runtime"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "runtime" / "tests"))
 
+from kvpeer.bench.control import fan_outs
+from kvpeer.bench.report import table
+from kvpeer.bench.rounds import Comparison, Experiment, measure
 from kvpeer.client import Client, ClientSettings, EngineLayout, Registration
-from kvpeer.core.chain import namespace_digest
+from kvpeer.core.chain import loose_pages, namespace_digest
 from kvpeer.engines.sglang.layout import PageLayout
 from kvpeer.engines.sglang.pages import PoolPages
+from kvpeer.wire.messages import Lookup
+from kvpeer.wire.packing import U2, pack
 from processes.agents import Cluster
+
+BUDGET = "value <= 20"
 
 PAGE_BYTES = 512
 PUBLISH_PAGES = 256
+DEADLINE_S = 10
+START_AGENTS = 4
+"""At a time: on few cores all of them together would take longer than a start may."""
+
 NAMESPACE = namespace_digest({"bench": "exists"})
 
 
@@ -44,55 +59,79 @@ def open_pool(socket: str, n_pages: int, name: str) -> PoolPages:
     return PoolPages(memory, PageLayout(segments, n_pages, 1, PAGE_BYTES, "bench"), client, NAMESPACE, 0)
 
 
-def asked_ms(pool: PoolPages, keys: list[str], n_expected: int) -> float:
+def n_found(pool: PoolPages, keys: Sequence[str]) -> int:
+    return int(np.count_nonzero(pool.statuses(keys, time.monotonic() + DEADLINE_S)))
+
+
+def asked_ms(pool: PoolPages, keys: Sequence[str], n_expected: int) -> float:
     began_at = time.perf_counter()
-    found = pool.exist(keys, time.monotonic() + 10)
+    n = n_found(pool, keys)
     elapsed_ms = (time.perf_counter() - began_at) * 1000
-    assert int(found.sum()) == n_expected, f"{int(found.sum())} of {len(keys)} pages were found, not {n_expected}"
+    assert n == n_expected, f"{n} of {len(keys)} pages were found, not {n_expected}"
     return elapsed_ms
+
+
+def new_keys(n_pages: int) -> list[str]:
+    """As SGLang makes them: 64 hex digits."""
+    return [uuid.uuid4().hex * 2 for _ in range(n_pages)]
 
 
 def published(producer: PoolPages, reader: PoolPages, n_pages: int) -> list[str]:
     """Keys of pages that the reader can find."""
-    keys = [uuid.uuid4().hex * 2 for _ in range(n_pages)]
+    keys = new_keys(n_pages)
     for start in range(0, n_pages, PUBLISH_PAGES):
         batch = keys[start : start + PUBLISH_PAGES]
         numbers = np.arange(start, start + len(batch), dtype=np.int64)
-        while not producer.write(batch, numbers, time.monotonic() + 10).all():
+        while not producer.write(batch, numbers, time.monotonic() + DEADLINE_S).all():
             time.sleep(0.05)
-    while not reader.exist(keys, time.monotonic() + 10).all():
+    while n_found(reader, keys) < n_pages:
         time.sleep(0.5)
     return keys
+
+
+def shares(keys: Sequence[str], n_owners: int) -> list[Lookup]:
+    """A message for each owner, of an equal share of the keys."""
+    chain = loose_pages(NAMESPACE, map(str.encode, keys))
+    bounds = np.linspace(0, len(chain), n_owners + 1).astype(int).tolist()
+    parts = [chain.part(start, stop) for start, stop in itertools.pairwise(bounds)]
+    return [Lookup(part.keys, pack(part.partitions(), U2)) for part in parts]
+
+
+@contextlib.contextmanager
+def asking(n_agents: int, n_pages: int) -> Iterator[Experiment]:
+    with tempfile.TemporaryDirectory(prefix="kvp-", dir="/tmp") as folder, contextlib.ExitStack() as ending:
+        cluster = Cluster(Path(folder))
+        ending.callback(lambda: [agent.kill() for agent in cluster.agents.values()])
+        for n in range(0, n_agents, START_AGENTS):
+            cluster.start(*(f"agent-{n}" for n in range(n, min(n + START_AGENTS, n_agents))))
+        producing, reading, *_ = cluster.agents.values()
+        producer = open_pool(producing.socket, n_pages, "producer")
+        reader = open_pool(reading.socket, n_pages, "reader")
+        keys = published(producer, reader, n_pages)
+        bare = ending.enter_context(fan_outs(Path(folder) / "run", n_agents - 1))
+        messages = shares(keys, n_agents - 1)
+        subjects: dict[str, Callable[[], float]] = {
+            "bare": lambda: bare(messages) / 1000,
+            "at_a_peer": lambda: asked_ms(reader, keys, n_pages),
+            "nowhere": lambda: asked_ms(reader, new_keys(n_pages), 0),
+            "in_the_own_pool": lambda: asked_ms(producer, keys, n_pages),
+        }
+        name = f"bare round trips to {n_agents - 1}"
+        rows = [
+            Comparison(f"sglang.exists.{n_pages}_keys.{where}", "ms", where, "bare", name, budget=BUDGET)
+            for where in list(subjects)[1:]
+        ]
+        yield Experiment(subjects, rows)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--agents", type=int, default=17)
     parser.add_argument("--pages", type=int, default=4096)
-    parser.add_argument("--runs", type=int, default=30)
+    parser.add_argument("--rounds", type=int, default=31)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="kvp-", dir="/tmp") as folder:
-        cluster = Cluster(Path(folder))
-        try:
-            producing, reading, *_ = cluster.start(*(f"agent-{n}" for n in range(options.agents)))
-            producer = open_pool(producing.socket, options.pages, "producer")
-            reader = open_pool(reading.socket, options.pages, "reader")
-            keys = published(producer, reader, options.pages)
-            unknown = [[uuid.uuid4().hex * 2 for _ in range(options.pages)] for _ in range(options.runs)]
-            for what, times in (
-                ("all at a peer", [asked_ms(reader, keys, len(keys)) for _ in range(options.runs)]),
-                ("nowhere", [asked_ms(reader, some, 0) for some in unknown]),
-                ("in the own pool", [asked_ms(producer, keys, len(keys)) for _ in range(options.runs)]),
-            ):
-                times.sort()
-                print(
-                    f"exists of {options.pages} pages, {options.agents} agents, {what}: min {times[0]:.1f}, "
-                    f"median {statistics.median(times):.1f}, p90 {times[int(0.9 * len(times))]:.1f} ms"
-                )
-        finally:
-            print("", flush=True)
-            for agent in cluster.agents.values():
-                agent.kill()
+    with asking(options.agents, options.pages) as experiment:
+        print(table(measure(experiment, options.rounds)))
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -29,7 +29,7 @@ from kvpeer.metrics import build
 from kvpeer.model import AGENT_ID_BYTES, HOLDER_DTYPE, KEY_BYTES, AgentId, InternalError
 from kvpeer.wire.messages import AgentInfo, Holders, Lookup, PeerMessage
 
-__all__ = ["round_trips"]
+__all__ = ["fan_outs", "round_trips"]
 
 HOST = "127.0.0.1"
 
@@ -65,26 +65,47 @@ class End:
 @contextmanager
 def round_trips(folder: Path) -> Iterator[Callable[[Lookup, int], float]]:
     """A function that returns the median of so many round trips of a Lookup, in microseconds; one after another."""
+    with _ends(folder, 1) as (loop, near, (far_id,)):
+        yield lambda message, n: loop.run_until_complete(_median_us(near, far_id, message, n))
+
+
+@contextmanager
+def fan_outs(folder: Path, n_ends: int) -> Iterator[Callable[[Sequence[Lookup]], float]]:
+    """A function that sends a Lookup to each of so many far ends at once, and returns how long it took until all had
+    answered, in microseconds."""
+    with _ends(folder, n_ends) as (loop, near, far_ids):
+        yield lambda messages: loop.run_until_complete(_fan_out_us(near, far_ids, messages))
+
+
+@contextmanager
+def _ends(folder: Path, n: int) -> Iterator[tuple[asyncio.AbstractEventLoop, End, list[AgentId]]]:
+    """The near end with its event loop, and the ids of n far ends."""
+    loop = uvloop.new_event_loop()
+    with ExitStack() as ending:
+        ending.callback(loop.close)
+        infos = [ending.enter_context(_far_end(folder)) for _ in range(n)]
+        near = loop.run_until_complete(_near(str(folder), infos))
+        yield loop, near, [AgentId(info.agent_id) for info in infos]
+        loop.run_until_complete(near.links.close(1.0))
+
+
+@contextmanager
+def _far_end(folder: Path) -> Iterator[AgentInfo]:
     command = [sys.executable, "-m", "kvpeer.bench.control", str(folder)]
     far = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=own_environment())  # noqa: S603
-    loop = uvloop.new_event_loop()
     try:
         assert far.stdout is not None  # noqa: S101 - a pipe was asked for
         line = far.stdout.readline()
         if not line:
             raise InternalError("the far end of the bare control channel did not start")
-        info = msgspec.json.decode(line, type=AgentInfo)
-        near = loop.run_until_complete(_near(str(folder), info))
-        yield lambda message, n: loop.run_until_complete(_median_us(near, AgentId(info.agent_id), message, n))
-        loop.run_until_complete(near.links.close(1.0))
+        yield msgspec.json.decode(line, type=AgentInfo)
     finally:
-        loop.close()
         far.communicate()  # its stdin is closed, and it ends
 
 
-async def _near(folder: str, info: AgentInfo) -> End:
+async def _near(folder: str, infos: Collection[AgentInfo]) -> End:
     near = End(folder)
-    near.links.know([info])
+    near.links.know(infos)
     return near
 
 
@@ -95,6 +116,13 @@ async def _median_us(near: End, far_id: AgentId, message: Lookup, n: int) -> flo
         await near.links.request(far_id, message, REQUEST_S_MAX)
         took.append(time.perf_counter() - started)
     return 1e6 * statistics.median(took)
+
+
+async def _fan_out_us(near: End, far_ids: Sequence[AgentId], messages: Sequence[Lookup]) -> float:
+    started = time.perf_counter()
+    asked = zip(far_ids, messages, strict=True)
+    await asyncio.gather(*(near.links.request(far_id, message, REQUEST_S_MAX) for far_id, message in asked))
+    return 1e6 * (time.perf_counter() - started)
 
 
 async def _answer(_: AgentInfo, message: PeerMessage) -> PeerMessage:
