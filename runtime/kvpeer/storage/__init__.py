@@ -1,6 +1,7 @@
 """The disk tier: pages of the pool are written through to files, and read back after the pool evicted them.
 
     DiskStore   what an agent uses: a bounded queue, threads, and whether the disk is in use (asyncio, never blocks)
+      DiskThreads  one that writes, and some that read: pages that lie side by side in one call (ReadThreads)
       DiskFolder   the folder, as blocking calls for those threads: open, write a batch, read a page, forget
         FolderLock    one agent a folder
         SegmentFiles  preallocated files, direct I/O
