@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import itertools
 import sys
-import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -23,8 +23,8 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "runtime"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "runtime" / "tests"))
 
+from kvpeer.bench.agents import AgentProcess, Cluster, cluster, served_after_s, wait_until
 from kvpeer.bench.control import fan_outs
 from kvpeer.bench.report import table
 from kvpeer.bench.rounds import Comparison, Experiment, measure
@@ -34,16 +34,16 @@ from kvpeer.engines.sglang.layout import PageLayout
 from kvpeer.engines.sglang.pages import PoolPages
 from kvpeer.wire.messages import Lookup
 from kvpeer.wire.packing import U2, pack
-from processes.agents import Cluster
 
 BUDGET = "value <= 20"
 
 PAGE_BYTES = 512
 PUBLISH_PAGES = 256
 DEADLINE_S = 10
-START_AGENTS = 4
-"""At a time: on few cores all of them together would take longer than a start may."""
-
+POLL_S = 0.1
+CPU_REPEATS = 10
+CLOSE_S = 1.0
+SETTINGS = {"pool.size": "32Mi", "pool.extent_size": "1Mi"}
 NAMESPACE = namespace_digest({"bench": "exists"})
 
 
@@ -69,6 +69,21 @@ def asked_ms(pool: PoolPages, keys: Sequence[str], n_expected: int) -> float:
     elapsed_ms = (time.perf_counter() - began_at) * 1000
     assert n == n_expected, f"{n} of {len(keys)} pages were found, not {n_expected}"
     return elapsed_ms
+
+
+def cpu_ms(pool: PoolPages, keys: Sequence[str], processes: Sequence[AgentProcess]) -> float:
+    """CPU time of a question, in this process and these agents, beyond what they use anyway: what depends little on the
+    load of the machine."""
+
+    def used_s(act: Callable[[], object]) -> float:
+        before = time.process_time() + sum(agent.cpu_s() for agent in processes)
+        act()
+        return time.process_time() + sum(agent.cpu_s() for agent in processes) - before
+
+    began_at = time.monotonic()
+    asking_s = used_s(lambda: [asked_ms(pool, keys, len(keys)) for _ in range(CPU_REPEATS)])
+    idle_s = used_s(functools.partial(time.sleep, time.monotonic() - began_at))
+    return (asking_s - idle_s) * 1000 / CPU_REPEATS
 
 
 def new_keys(n_pages: int) -> list[str]:
@@ -97,18 +112,29 @@ def shares(keys: Sequence[str], n_owners: int) -> list[Lookup]:
     return [Lookup(part.keys, pack(part.partitions(), U2)) for part in parts]
 
 
+def started(agents: Cluster, n: int) -> list[AgentProcess]:
+    """Agents that serve and know each other; started one after another, because on few cores so many would starve each
+    other for longer than a start may take."""
+    running = []
+    for _ in range(n):
+        running.append(agents.launch(SETTINGS))
+        served_after_s(running[-1], 0.0, POLL_S)
+    alive = 'kvpeer_membership_members{state="alive"}'
+    for agent in running:
+        wait_until(lambda agent=agent: agent.metric(alive) == n, "the agents do not see each other", POLL_S)
+    return running
+
+
 @contextlib.contextmanager
 def asking(n_agents: int, n_pages: int) -> Iterator[Experiment]:
-    with tempfile.TemporaryDirectory(prefix="kvp-", dir="/tmp") as folder, contextlib.ExitStack() as ending:
-        cluster = Cluster(Path(folder))
-        ending.callback(lambda: [agent.kill() for agent in cluster.agents.values()])
-        for n in range(0, n_agents, START_AGENTS):
-            cluster.start(*(f"agent-{n}" for n in range(n, min(n + START_AGENTS, n_agents))))
-        producing, reading, *_ = cluster.agents.values()
+    with cluster() as agents, contextlib.ExitStack() as ending:
+        producing, reading, *_ = running = started(agents, n_agents)
         producer = open_pool(producing.socket, n_pages, "producer")
         reader = open_pool(reading.socket, n_pages, "reader")
+        for pool in (producer, reader):
+            ending.callback(lambda pool=pool: pool.close(time.monotonic() + CLOSE_S))
         keys = published(producer, reader, n_pages)
-        bare = ending.enter_context(fan_outs(Path(folder) / "run", n_agents - 1))
+        bare = ending.enter_context(fan_outs(agents.folder, n_agents - 1))
         messages = shares(keys, n_agents - 1)
         subjects: dict[str, Callable[[], float]] = {
             "bare": lambda: bare(messages) / 1000,
@@ -116,11 +142,15 @@ def asking(n_agents: int, n_pages: int) -> Iterator[Experiment]:
             "nowhere": lambda: asked_ms(reader, new_keys(n_pages), 0),
             "in_the_own_pool": lambda: asked_ms(producer, keys, n_pages),
         }
+        subjects["cpu"] = lambda: cpu_ms(reader, keys, running)
+        subjects["cpu_asked"] = lambda: cpu_ms(reader, keys, [reading])
         name = f"bare round trips to {n_agents - 1}"
         rows = [
             Comparison(f"sglang.exists.{n_pages}_keys.{where}", "ms", where, "bare", name, budget=BUDGET)
-            for where in list(subjects)[1:]
+            for where in ("at_a_peer", "nowhere", "in_the_own_pool")
         ]
+        rows.append(Comparison(f"sglang.exists.{n_pages}_keys.at_a_peer.cpu", "ms", "cpu"))
+        rows.append(Comparison(f"sglang.exists.{n_pages}_keys.at_a_peer.cpu_of_the_asking_side", "ms", "cpu_asked"))
         yield Experiment(subjects, rows)
 
 
