@@ -193,11 +193,11 @@ class SGLangFleet(Fleet):
             )
 
 
-def make_model(folder: Path, python: str, seed: int = 1) -> Path:
-    """A tiny random Llama, of the same shapes for every seed."""
-    model = folder / f"llama-{seed}"
+def make_model(folder: Path, python: str, seed: int = 1, family: str = "llama") -> Path:
+    """A tiny random model of a family of `tiny_model`, of the same shapes for every seed."""
+    model = folder / f"{family}-{seed}"
     made = subprocess.run(
-        [python, str(E2E / "engines" / "tiny_model.py"), str(model), "llama", str(seed)],
+        [python, str(E2E / "engines" / "tiny_model.py"), str(model), family, str(seed)],
         capture_output=True,
         text=True,
         timeout=START_DEADLINE_S,
