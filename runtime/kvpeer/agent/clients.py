@@ -29,7 +29,7 @@ from kvpeer.metrics import Metrics
 from kvpeer.model import AgentId, CapacityError, ConfigError, KvPeerError, RemoteProtocolError, Verify
 from kvpeer.wire.codec import decode_client, encode
 from kvpeer.wire.framing import Frame, FrameKind, FrameReader, pack_frame
-from kvpeer.wire.messages import ClientHello, ClientMessage, ClientWelcome, Refusal, RefusalCode
+from kvpeer.wire.messages import ClientHello, ClientMessage, ClientWelcome, PolicyTold, Refusal, RefusalCode
 
 __all__ = ["ClientLimits", "ClientServer", "prepare_socket_path"]
 
@@ -103,11 +103,19 @@ class ClientServer:
         self._n_clients = 0
         self._last_client = 0
         self._refusals = metrics.counter("kvpeer_agent_client_refusals_total")
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._policy: PolicyTold | None = None
 
     @property
     def n_clients(self) -> int:
         """Clients whose hello was accepted and that are still connected."""
         return self._n_clients
+
+    def tell(self, policy: PolicyTold) -> None:
+        """Every client gets to know the policy, now or after its hello."""
+        self._policy = policy
+        for writer in self._writers:
+            self._write(writer, FrameKind.NOTICE, 0, policy)
 
     async def start(self) -> None:
         """Listens. Raises as `prepare_socket_path`."""
@@ -245,6 +253,9 @@ class ClientServer:
         reader, writer = await asyncio.open_unix_connection(sock=sock)
         under_way: set[asyncio.Task[None]] = set()
         frames = FrameReader()
+        self._writers.add(writer)
+        if self._policy is not None:
+            self._write(writer, FrameKind.NOTICE, 0, self._policy)
         try:
             while chunk := await reader.read(READ_BYTES):
                 for frame in frames.feed(chunk):
@@ -255,6 +266,7 @@ class ClientServer:
             self._refused("protocol")
             _log.warning("client %s is dropped: %s", client.name, error)
         finally:
+            self._writers.discard(writer)
             for task in under_way:
                 task.cancel()
             if under_way:
@@ -303,10 +315,12 @@ class ClientServer:
         self._refusals.labels(reason=reason).inc()
 
     def _reply(self, writer: asyncio.StreamWriter, frame_id: int, answer: ClientMessage) -> None:
+        self._write(writer, FrameKind.ERROR if isinstance(answer, Refusal) else FrameKind.REPLY, frame_id, answer)
+
+    def _write(self, writer: asyncio.StreamWriter, kind: FrameKind, frame_id: int, message: ClientMessage) -> None:
         if writer.transport.is_closing():
             return
-        kind = FrameKind.ERROR if isinstance(answer, Refusal) else FrameKind.REPLY
-        writer.write(pack_frame(kind, frame_id, encode(answer)))
+        writer.write(pack_frame(kind, frame_id, encode(message)))
         if writer.transport.get_write_buffer_size() > UNREAD_BYTES_MAX:
             self._refused("protocol")
             _log.warning("a client does not read its answers and is dropped")

@@ -1,7 +1,7 @@
 """/metrics and /healthz over plain HTTP, on a thread of its own so that a busy event loop still answers.
 
-Nothing here is secret and nothing can be changed through it, but it has no authentication either: bind it where only
-the monitoring reaches it.
+Nothing here is secret, but it has no authentication either: bind it where only the monitoring and the operator reach
+it. The one thing that can be changed through it proves itself: a policy that is posted to /policy is signed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from kvpeer.model import ConfigError
+from kvpeer.agent.told_policy import DOCUMENT_BYTES_MAX, PolicyRefusedError
+from kvpeer.model import CapacityError, ConfigError, KvPeerError
 
 __all__ = ["HttpEndpoint"]
 
@@ -28,21 +29,31 @@ IO_TIMEOUT_S = 5.0
 
 STOP_TIMEOUT_S = 2.0
 
+_TEXT = "text/plain; charset=utf-8"
+
 _log = logging.getLogger(__name__)
 
 
 class HttpEndpoint:
     """Serves until `close`. `health` returns the reason why the agent is not healthy, or an empty text; it is called on
-    other threads and must not block."""
+    other threads and must not block. `accept_policy` takes a posted document and returns the revision that is known
+    then; it is called on other threads, and may raise KvPeerError."""
 
-    def __init__(self, host: str, port: int, registry: CollectorRegistry, health: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        registry: CollectorRegistry,
+        health: Callable[[], str],
+        accept_policy: Callable[[bytes], int],
+    ) -> None:
         """Listens (port 0: any free one).
 
         Raises:
             ConfigError: the address or port cannot be had.
         """
         try:
-            self._server = _Server((host, port), _handler(registry, health), bind_and_activate=True)
+            self._server = _Server((host, port), _handler(registry, health, accept_policy), bind_and_activate=True)
         except OSError as error:
             raise ConfigError(
                 f"metrics cannot listen on {host}:{port}: {error.strerror}; choose another metrics.host or metrics.port"
@@ -109,7 +120,9 @@ def _exposition(registry: CollectorRegistry, accepted: str) -> tuple[str, bytes]
         return content_type, encode(registry)
 
 
-def _handler(registry: CollectorRegistry, health: Callable[[], str]) -> type[BaseHTTPRequestHandler]:
+def _handler(
+    registry: CollectorRegistry, health: Callable[[], str], accept_policy: Callable[[bytes], int]
+) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         timeout = IO_TIMEOUT_S
         server_version = "kvpeer"
@@ -121,9 +134,25 @@ def _handler(registry: CollectorRegistry, health: Callable[[], str]) -> type[Bas
                 self._answer(200, *_exposition(registry, self.headers.get("Accept", "")))
             elif path == "/healthz":
                 reason = health()
-                self._answer(503 if reason else 200, "text/plain; charset=utf-8", f"{reason or 'ok'}\n".encode())
+                self._answer(503 if reason else 200, _TEXT, f"{reason or 'ok'}\n".encode())
             else:
-                self._answer(404, "text/plain; charset=utf-8", b"there are /metrics and /healthz\n")
+                self._answer(404, _TEXT, b"there are /metrics and /healthz\n")
+
+        def do_POST(self) -> None:
+            length = self.headers.get("Content-Length", "")
+            if self.path != "/policy" or not length.isdecimal() or int(length) > DOCUMENT_BYTES_MAX:
+                self._answer(400, _TEXT, f"POST /policy takes at most {DOCUMENT_BYTES_MAX} bytes\n".encode())
+                return
+            try:
+                revision = accept_policy(self.rfile.read(int(length)))
+            except PolicyRefusedError as error:
+                self._answer(403, _TEXT, f"{error}\n".encode())
+            except CapacityError as error:
+                self._answer(503, _TEXT, f"{error}\n".encode())
+            except KvPeerError as error:
+                self._answer(400, _TEXT, f"{error}\n".encode())
+            else:
+                self._answer(200, _TEXT, f"{revision}\n".encode())
 
         def _answer(self, status: int, content_type: str, body: bytes) -> None:
             self.send_response(status)

@@ -45,6 +45,7 @@ from kvpeer.agent.rdma import open_rdma
 from kvpeer.agent.remote_disk import RemoteDisks
 from kvpeer.agent.security import open_security
 from kvpeer.agent.tasks import BackgroundTasks, is_fatal
+from kvpeer.agent.told_policy import ToldPolicy
 from kvpeer.agent.touches import Touches
 from kvpeer.core.breaker import Breakers
 from kvpeer.core.directory import DirectoryShard
@@ -95,9 +96,8 @@ def run(config: AgentConfig, *, is_embedded: bool = False) -> int:
 
 async def _main(config: AgentConfig, is_embedded: bool, placement: Placement | None = None) -> int:
     agent = Agent(config, is_embedded=is_embedded, placement=placement)
-    loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, agent.stop, signal.Signals(number).name)
+        asyncio.get_running_loop().add_signal_handler(number, agent.stop, signal.Signals(number).name)
     try:
         await agent.start()
         await agent.stopped()
@@ -135,6 +135,7 @@ class Agent:
         self.info = self._build_info()
         self._address = OwnAddress(runtime_dir, config.agent.cluster, self.info)
         self._build_services(rng)
+        self._policy = ToldPolicy(config.agent, security.policy_key, runtime_dir, self._clients.tell)
 
     # ---- building
 
@@ -164,8 +165,7 @@ class Agent:
         return AgentInfo(self.agent_id, agent.name, agent.advertise_host, control_port, data_port)
 
     def _build_services(self, rng: random.Random) -> None:
-        config, clock = self.config, time.monotonic
-        directory = config.directory
+        config, clock, directory = self.config, time.monotonic, self.config.directory
         self._view = ClusterView(
             self.info, lambda members: Ring.build(list(members), directory.replicas, directory.virtual_nodes)
         )
@@ -250,7 +250,8 @@ class Agent:
         observer.describe(__version__, config)
         self._placement.log()
         if config.metrics.enabled:
-            http = HttpEndpoint(config.metrics.host, config.metrics.port, self._registry, self.health)
+            host, port, accept = config.metrics.host, config.metrics.port, self._policy.accept_from_threads()
+            http = HttpEndpoint(host, port, self._registry, self.health, accept)
             self._closing.callback(http.close)
             _log.info("metrics and health at http://%s:%d/metrics and /healthz", config.metrics.host, http.port)
         handlers = {
@@ -391,8 +392,7 @@ class Agent:
             self._linger = None
         if self._is_embedded and n_clients == 0:
             linger_s = self.config.agent.linger_s
-            loop = asyncio.get_running_loop()
-            self._linger = loop.call_later(linger_s, self.stop, f"no engine for {linger_s:g} s")
+            self._linger = asyncio.get_running_loop().call_later(linger_s, self.stop, f"no engine for {linger_s:g} s")
 
     async def _seeds(self) -> list[Seed]:
         """Configured seeds and the agents of this user on this host."""

@@ -19,6 +19,7 @@ from kvpeer.agent.certificates import Authority, uris_of
 from kvpeer.agent.config import AgentConfig
 from kvpeer.agent.config.checks import parse_secret
 from kvpeer.agent.private_files import ANYBODY, NOT_OTHERS, generated_secret, read_private
+from kvpeer.agent.told_policy import policy_key
 from kvpeer.model import AgentId, ConfigError, RemoteProtocolError
 from kvpeer.wire.messages import AgentInfo
 
@@ -38,12 +39,14 @@ class PeerRejectedError(RemoteProtocolError):
 @dataclass(frozen=True, slots=True)
 class Security:
     """What both ends of the control channel need. The contexts are None in insecure mode. `role`: agents link with
-    agents and doctors with doctors, so that no agent takes a doctor for a member; empty for agents."""
+    agents and doctors with doctors, so that no agent takes a doctor for a member; empty for agents. `policy_key`: what
+    documents of the operator are signed with; empty where there is no secret."""
 
     cluster: str
     server_context: ssl.SSLContext | None
     client_context: ssl.SSLContext | None
     role: str = ""
+    policy_key: bytes = b""
 
     @property
     def said_cluster(self) -> str:
@@ -90,15 +93,16 @@ def open_security(config: AgentConfig, agent_id: AgentId) -> Security:
     cluster = config.agent.cluster
     mode = config.security.mode
     if mode == "insecure":
-        return Security(cluster, None, None)
+        return Security(cluster, None, None, policy_key=policy_key(b"", cluster))
     if mode == "mutual_tls":
         return _from_files(config)
-    authority = Authority(_secret(config), cluster)
+    secret = _secret(config)
+    authority = Authority(secret, cluster)
     pem = authority.leaf_pem(agent_uri(cluster, agent_id), config.agent.host)
     ca_pem = authority.certificate_pem.decode()
     with _in_memory(pem) as path:
         server, client = (_context(side, ca_pem, path, path) for side in _SIDES)
-    return Security(cluster, server, client)
+    return Security(cluster, server, client, policy_key=policy_key(secret, cluster))
 
 
 def _secret(config: AgentConfig) -> bytes:

@@ -43,6 +43,7 @@ from kvpeer.wire.messages import (
     Locate,
     Located,
     Ok,
+    PolicyTold,
     Release,
     Reserve,
     Reserved,
@@ -145,6 +146,11 @@ class Client:
     def healthy(self) -> bool:
         """Whether there is an agent that answers. Never blocks."""
         return self._session.is_connected
+
+    @property
+    def policy(self) -> PolicyTold | None:
+        """What the agent told last of the engine's policy; None: nothing yet. Never blocks."""
+        return self._session.policy
 
     def counters(self) -> dict[tuple[str, str], int]:
         """Counts so far by (what, how it ended): pages located, fetched and published, and failures by reason."""

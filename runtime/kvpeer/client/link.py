@@ -33,6 +33,7 @@ from kvpeer.wire.messages import (
     ClientHello,
     ClientMessage,
     ClientWelcome,
+    PolicyTold,
     Refusal,
     RefusalCode,
     Release,
@@ -94,6 +95,8 @@ class Link:
         self._fault: PeerUnavailableError | None = None
         self._heard_at = 0.0
         self._silent_until = 0.0
+        self.policy: PolicyTold | None = None
+        """What the agent told last of the engine's policy; None: nothing. Replaced as a whole."""
 
     @property
     def is_responsive(self) -> bool:
@@ -180,6 +183,9 @@ class Link:
 
     def _dispatch(self, frame: Frame, late: Callable[[ClientMessage], None]) -> None:
         answer = decode_client(frame.body)
+        if isinstance(answer, PolicyTold):
+            self.policy = answer
+            return
         error = _refusal_error(answer) if isinstance(answer, Refusal) else None
         with self._lock:
             waiter = self._waiters.pop(frame.id, None)

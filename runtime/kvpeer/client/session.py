@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from kvpeer.client.link import Link, open_link
 from kvpeer.client.settings import Registration
 from kvpeer.model import ConfigError, KvPeerError, PeerUnavailableError
-from kvpeer.wire.messages import Abandon, ClientMessage, Fetched, Release, Reserved
+from kvpeer.wire.messages import Abandon, ClientMessage, Fetched, PolicyTold, Release, Reserved
 from kvpeer.wire.packing import U1, U4, count, pack, unpack
 
 __all__ = ["CLOSE_WAIT_S", "Session"]
@@ -56,6 +56,7 @@ class Session:
         self._is_closed = False
         self._refusal: ConfigError | None = None
         self.n_losses = 0
+        self._policy: PolicyTold | None = None
         self._thread = threading.Thread(target=self._run, name="kvpeer-session", daemon=True)
         self._thread.start()
 
@@ -64,6 +65,14 @@ class Session:
         """Whether there is an agent that answers."""
         link = self._link
         return link is not None and link.is_responsive
+
+    @property
+    def policy(self) -> PolicyTold | None:
+        """What an agent told last of the engine's policy; None: nothing yet. Never blocks."""
+        link = self._link
+        if link is not None and link.policy is not None:
+            self._policy = link.policy
+        return self._policy
 
     def wait_connected(self, timeout_s: float) -> bool:
         """Blocks until there is a link; False if there is none in time.

@@ -89,6 +89,10 @@ class EnginePolicy:
                 self._count_effect("shadow_effect", decision.estimates.saved_s)
         return decision
 
+    def change(self, settings: PolicySettings) -> None:
+        """Decides by these settings from now on. What was learnt stays; the guard is that of the start."""
+        self.settings = self._ledger.settings = settings
+
     def begun(self, request: RequestFacts, decision: Decision) -> None:
         """The decision is being carried out."""
         self._reports.pop(request.request, None)

@@ -52,6 +52,7 @@ __all__ = [
     "Ping",
     "PingAck",
     "PingRequest",
+    "PolicyTold",
     "Promote",
     "Promoted",
     "QueuePairOpened",
@@ -90,6 +91,9 @@ EXTENTS_MAX = 1 << 18
 
 EXTENTS_TOLD_MAX = 4096
 """Extents in one answer: 128 KiB, and a pool of 256 GiB by default."""
+
+VARIABLES_MAX = 64
+"""Variables of a policy; an engine has four that may change while it runs."""
 
 _QueuePairEnd = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 _Id = Annotated[bytes, msgspec.Meta(min_length=AGENT_ID_BYTES, max_length=AGENT_ID_BYTES)]
@@ -534,6 +538,16 @@ class Reset(Message, frozen=True, tag=52):
     reason: str
 
 
+class PolicyTold(Message, frozen=True, tag=53):
+    """A notice to the client, after its hello and whenever it changes: the policy of this pod's engine, as the
+    cluster's operator told it. `variables`: by the names that the adapter reads from its environment, in the place of
+    what it found there. Those of other adapters mean nothing to it."""
+
+    revision: _Counter
+    policy: _Name
+    variables: Annotated[dict[_Name, _Name], msgspec.Meta(max_length=VARIABLES_MAX)]
+
+
 ClientMessage = (
     ClientHello
     | ClientWelcome
@@ -548,6 +562,7 @@ ClientMessage = (
     | Committed
     | Abandon
     | Reset
+    | PolicyTold
     | Ok
     | Refusal
 )

@@ -21,10 +21,14 @@ class Health:
         return self.reason
 
 
+def no_policy(body: bytes) -> int:
+    raise AssertionError
+
+
 @pytest.fixture
 def endpoint() -> Iterator[tuple[HttpEndpoint, Health, CollectorRegistry]]:
     registry, health = CollectorRegistry(), Health()
-    served = HttpEndpoint("127.0.0.1", 0, registry, health)
+    served = HttpEndpoint("127.0.0.1", 0, registry, health, no_policy)
     yield served, health, registry
     served.close()
 
@@ -77,9 +81,9 @@ def test_health_is_ok_or_the_reason(endpoint: tuple[HttpEndpoint, Health, Collec
 
 def test_a_taken_port_is_a_configuration_error(endpoint: tuple[HttpEndpoint, Health, CollectorRegistry]) -> None:
     with pytest.raises(ConfigError, match=r"cannot listen on 127\.0\.0\.1:\d+: Address already in use; choose another"):
-        HttpEndpoint("127.0.0.1", endpoint[0].port, CollectorRegistry(), Health())
+        HttpEndpoint("127.0.0.1", endpoint[0].port, CollectorRegistry(), Health(), no_policy)
     with pytest.raises(ConfigError, match="Cannot assign requested address"):
-        HttpEndpoint("192.0.2.77", 0, CollectorRegistry(), Health())
+        HttpEndpoint("192.0.2.77", 0, CollectorRegistry(), Health(), no_policy)
 
 
 def test_idle_connections_beyond_the_limit_are_closed(endpoint: tuple[HttpEndpoint, Health, CollectorRegistry]) -> None:
@@ -95,6 +99,6 @@ def test_idle_connections_beyond_the_limit_are_closed(endpoint: tuple[HttpEndpoi
 
 
 def test_a_closed_endpoint_frees_its_port() -> None:
-    first = HttpEndpoint("127.0.0.1", 0, CollectorRegistry(), Health())
+    first = HttpEndpoint("127.0.0.1", 0, CollectorRegistry(), Health(), no_policy)
     first.close()
-    HttpEndpoint("127.0.0.1", first.port, CollectorRegistry(), Health()).close()
+    HttpEndpoint("127.0.0.1", first.port, CollectorRegistry(), Health(), no_policy).close()

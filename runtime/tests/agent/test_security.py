@@ -20,6 +20,7 @@ from kvpeer.agent.certificates import Authority, uris_of
 from kvpeer.agent.config import AgentConfig, load
 from kvpeer.agent.private_files import NOT_OTHERS, OWNER_ONLY, generated_secret, private_folder, read_private
 from kvpeer.agent.security import PeerRejectedError, Security, agent_uri, name_uri, open_security
+from kvpeer.agent.told_policy import policy_key
 from kvpeer.model import AgentId, ConfigError
 from kvpeer.wire.messages import AgentInfo
 
@@ -165,7 +166,7 @@ def test_a_certificate_may_name_the_run_or_the_name() -> None:
 
 def test_insecure_must_be_typed_out_and_still_checks_the_cluster() -> None:
     security = open_security(load(None, {"KVPEER_SECURITY_MODE": "insecure", "KVPEER_AGENT_CLUSTER": "c"}), ID_A)
-    assert security == Security("c", None, None)
+    assert security == Security("c", None, None, policy_key=policy_key(b"", "c"))
     security.check(None, "c", info(ID_B))
     with pytest.raises(PeerRejectedError, match="cluster 'd'"):
         security.check(None, "d", info(ID_B))

@@ -19,6 +19,7 @@ from kvpeer.client.device import EngineLayout, NativeCopier, SlotPages
 from kvpeer.core.chain import ChainSlice, loose_pages
 from kvpeer.engines.sglang.layout import PageLayout
 from kvpeer.model import Outcome, Verify
+from kvpeer.wire.messages import PolicyTold
 
 __all__ = ["AddressCopier", "PoolPages"]
 
@@ -32,6 +33,8 @@ PageNumbers = npt.NDArray[np.int64]
 class PageClient(Protocol):
     """What is needed of `kvpeer.client.Client`. No method raises for anything a peer, an agent or a deadline does."""
 
+    @property
+    def policy(self) -> PolicyTold | None: ...
     def locate(self, chain: ChainSlice, request: str, deadline_s: float) -> Any: ...
     def fetch(
         self, chain: ChainSlice, blocks: PageNumbers, request: str, deadline_s: float, copier: Any = None
@@ -93,6 +96,11 @@ class PoolPages:
         self._namespace = namespace
         self._shard = shard
         self._by_address = AddressCopier(layout.page_bytes)
+
+    @property
+    def policy(self) -> PolicyTold | None:
+        """What the agent told last of the engine's policy."""
+        return self._client.policy
 
     def statuses(self, keys: Sequence[str], deadline: float) -> npt.NDArray[np.uint8]:
         """Where these pages are, u8 [n]: 0 nowhere as far as anybody could say in time, 1 in the own pool, 2 at a

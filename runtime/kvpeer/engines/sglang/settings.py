@@ -10,9 +10,12 @@ from kvpeer.core.policy import Mode, PolicySettings
 from kvpeer.engines.options import AUTO, calibration, floor_tokens, read_options
 from kvpeer.model import ConfigError
 
-__all__ = ["ENVIRONMENT_PREFIX", "Settings", "load_settings"]
+__all__ = ["ENVIRONMENT_PREFIX", "LIVE", "Settings", "load_settings"]
 
 ENVIRONMENT_PREFIX = "KVPEER_SGLANG_"
+
+LIVE = frozenset({"mode", "get_timeout_max_s"})
+"""What may change while the engine runs, by the cluster's operator."""
 
 _KEYS_OF_SGLANG = frozenset({"backend_name", "module_path", "class_name", "interface_v1"})
 """Of the same JSON object; SGLang takes its other keys out before a backend sees them."""

@@ -34,8 +34,9 @@ from kvpeer.engines.sglang.gate import PullGate
 from kvpeer.engines.sglang.hits import leading, stops_with_all_pages, stops_with_trailing_pages
 from kvpeer.engines.sglang.layout import is_logical
 from kvpeer.engines.sglang.pages import Mask, PageNumbers, PoolPages
-from kvpeer.engines.sglang.settings import load_settings
+from kvpeer.engines.sglang.settings import ENVIRONMENT_PREFIX, LIVE, load_settings
 from kvpeer.engines.sglang.stats import Meter
+from kvpeer.engines.told_settings import ToldSettings
 
 __all__ = ["KVPeerStorage"]
 
@@ -90,6 +91,7 @@ class KVPeerStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang is not inst
         self._connection = RankConnection(storage_config, self._settings)
         self._meter = Meter(is_published=storage_config.enable_storage_metrics)
         self._gate = PullGate(self._settings.policy(), self._meter.decided)
+        self._told = ToldSettings(self._settings, ENVIRONMENT_PREFIX, LIVE, _logger)
         self._lock = threading.Lock()
         self._pools: dict[str, PoolPages] = {}
         self._has_logical_anchor = False
@@ -192,6 +194,7 @@ class KVPeerStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang is not inst
         if self._has_logical_anchor or pages is None:
             return leading(self._exist(PoolName.KV, keys, deadline))
         began_at = time.monotonic()
+        self._heed_policy(pages)
         statuses = pages.statuses(keys, deadline)
         self._meter.located(PoolName.KV, len(keys), int((statuses != 0).sum()), time.monotonic() - began_at)
         return self._gate.usable_pages(statuses, pages.page_tokens, pages.page_bytes) if len(keys) else 0
@@ -203,9 +206,17 @@ class KVPeerStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang is not inst
         if pages is None:
             return np.zeros(len(keys), np.bool_)
         began_at = time.monotonic()
+        self._heed_policy(pages)
         present = self._gate.usable_states(pages.statuses(keys, deadline))
         self._meter.located(str(name), len(keys), int(present.sum()), time.monotonic() - began_at)
         return present
+
+    def _heed_policy(self, pages: PoolPages) -> None:
+        """Takes up what the agent was told since it was asked last. On the thread of questions."""
+        changed = self._told.changed(pages.policy)
+        if changed is not None:
+            self._settings = changed
+            self._gate = PullGate(changed.policy(), self._meter.decided)
 
     # ---- straight between host pool and agent
 

@@ -40,7 +40,7 @@ class UnderWay:
     """
 
     def __init__(self, lost_after_s: float) -> None:
-        self._lost_after_s = lost_after_s
+        self.lost_after_s = lost_after_s
         self._loads: dict[str, tuple[Lane, float]] = {}
 
     def has_room(self, lane: Lane, now: float) -> bool:
@@ -51,7 +51,7 @@ class UnderWay:
 
     def begin(self, request: str, lane: Lane, now: float) -> None:
         """A load was accepted."""
-        self._loads[request] = lane, now + self._lost_after_s
+        self._loads[request] = lane, now + self.lost_after_s
 
     def end(self, requests: Iterable[str]) -> None:
         """All ranks have reported these loads; others are ignored."""

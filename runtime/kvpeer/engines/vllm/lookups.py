@@ -12,7 +12,7 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +20,9 @@ import numpy.typing as npt
 from kvpeer.core.chain import ChainSlice
 from kvpeer.core.sources import Offer
 from kvpeer.engines.vllm.tally import Tally
+from kvpeer.wire.messages import PolicyTold
 
-__all__ = ["Answer", "Located", "Lookups"]
+__all__ = ["Answer", "Located", "Locator", "Lookups"]
 
 LOOKUP_THREADS = 8
 """An answer takes a round trip or two and no CPU. So many answer `deferred_requests_max` requests within the default
@@ -48,6 +49,18 @@ class Located(Protocol):
     def reason(self) -> str: ...
     @property
     def offers(self) -> tuple[Offer, ...]: ...
+
+
+class Locator(Protocol):
+    """What the scheduler side needs of `kvpeer.client.Client`."""
+
+    @property
+    def healthy(self) -> bool: ...
+    @property
+    def policy(self) -> PolicyTold | None: ...
+    def locate(self, chain: ChainSlice, request: str, deadline_s: float) -> Located: ...
+    def reset(self, reason: str) -> Any: ...
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)

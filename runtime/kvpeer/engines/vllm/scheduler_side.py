@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -28,15 +28,16 @@ from kvpeer.core.chain import Chain, ChainSlice, namespace_digest
 from kvpeer.core.policy import Action, Candidate, Decision, Load, Mode, RequestFacts, located_tokens, pull_wait_s
 from kvpeer.core.policy.costs import STEP_TOKENS
 from kvpeer.engines.policy import EnginePolicy
+from kvpeer.engines.told_settings import ToldSettings
 from kvpeer.engines.vllm.lanes import Lane, UnderWay
-from kvpeer.engines.vllm.lookups import Answer, Located, Lookups
+from kvpeer.engines.vllm.lookups import Answer, Located, Locator, Lookups
 from kvpeer.engines.vllm.metadata import PageOrder, StepOrders, StepReport
 from kvpeer.engines.vllm.patience import Patience
-from kvpeer.engines.vllm.settings import Settings
+from kvpeer.engines.vllm.settings import ENVIRONMENT_PREFIX, LIVE, Settings
 from kvpeer.engines.vllm.sharing import unshared_reason
 from kvpeer.engines.vllm.tally import Tally
 
-__all__ = ["Locator", "SchedulerSide", "StepSchedule"]
+__all__ = ["SchedulerSide", "StepSchedule"]
 
 RESET_TIMEOUT_S = 2.0
 """What an operator's reset waits for the agent. Keys change in any case, so a late answer is harmless."""
@@ -47,18 +48,7 @@ GENERATED_PAGES = 8
 NOWHERE, OWN_POOL = 0, 1
 """Statuses of a located page; 2 is at a peer."""
 
-
 _logger = logging.getLogger("vllm.kvpeer")
-
-
-class Locator(Protocol):
-    """What the scheduler side needs of `kvpeer.client.Client`."""
-
-    @property
-    def healthy(self) -> bool: ...
-    def locate(self, chain: ChainSlice, request: str, deadline_s: float) -> Located: ...
-    def reset(self, reason: str) -> Any: ...
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -138,6 +128,7 @@ class SchedulerSide:
         # No load takes that long, see `Settings.load_timeout_s`; twice, because a copy that runs is finished.
         self._loads = UnderWay(lost_after_s=2 * self.settings.load_timeout_s)
         self._patience = Patience(self.clock, self._policy.pace)
+        self._told = ToldSettings(self.settings, ENVIRONMENT_PREFIX, LIVE, _logger)
 
     # ---- start and end
 
@@ -201,6 +192,7 @@ class SchedulerSide:
         vLLM asks again at every step as long as the request cannot be scheduled.
         """
         tracked = self._tracked.get(request.request_id)
+        self._heed_policy()
         if tracked is None or self._lookups is None or request.skip_reading_prefix_cache:
             return 0
         if tracked.offered_attempt == request.num_preemptions or self._locator is None or not self._locator.healthy:
@@ -212,9 +204,7 @@ class SchedulerSide:
             return 0
         patience = self._patience.of_request((stop - first) * self.page_tokens, is_idle=self._is_idle())
         answer = self._lookups.poll(
-            request.request_id,
-            request.num_preemptions,
-            first,
+            *(request.request_id, request.num_preemptions, first),
             lambda: self._slice(tracked, first, stop),
             wait=patience.wait,
             may_wait=patience.may_return,
@@ -295,6 +285,7 @@ class SchedulerSide:
     def take_orders(self, preempted: Iterable[str]) -> StepOrders:
         """Returns the orders gathered for this step, without publishes. Does not fail: an order that got lost would
         hang its request."""
+        self._heed_policy()
         orders, self._orders = self._orders, StepOrders()
         orders.preempted.extend(preempted)
         self._n_steps += 1
@@ -347,6 +338,14 @@ class SchedulerSide:
         orders.publishes.append(PageOrder.build(*what, self.settings.publish_timeout_s))
 
     # ---- decisions
+
+    def _heed_policy(self) -> None:
+        """Takes up what the agent was told since it was asked last."""
+        told = self._locator.policy if self._locator is not None else None
+        if (changed := self._told.changed(told)) is not None:
+            self.settings = changed
+            self._policy.change(changed.policy())
+            self._loads.lost_after_s = 2 * changed.load_timeout_s
 
     def _is_idle(self) -> bool:
         """Whether no request computes anything. Those that do are the oldest, so that a busy engine looks at one."""

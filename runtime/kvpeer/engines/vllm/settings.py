@@ -11,9 +11,12 @@ from kvpeer.engines.options import AUTO, calibration, floor_tokens, read_options
 from kvpeer.engines.vllm.lanes import START_SHARE
 from kvpeer.model import ConfigError
 
-__all__ = ["ENVIRONMENT_PREFIX", "Settings", "load_settings"]
+__all__ = ["ENVIRONMENT_PREFIX", "LIVE", "Settings", "load_settings"]
 
 ENVIRONMENT_PREFIX = "KVPEER_CONNECTOR_"
+
+LIVE = frozenset({"mode", "publish", "min_cached_token_delta", "load_timeout_s"})
+"""What may change while the engine runs, by the cluster's operator."""
 
 _MODES = tuple(mode.value for mode in Mode)
 

@@ -27,9 +27,8 @@ from kvpeer.core.chain import ChainSlice, loose_pages, namespace_digest
 from kvpeer.core.policy import Action, Load, RequestFacts, decide, located_tokens, pull_wait_s
 from kvpeer.engines.vllm.copies import Loads, PageClient, Publishes
 from kvpeer.engines.vllm.lanes import Lane, UnderWay
-from kvpeer.engines.vllm.lookups import Lookups
+from kvpeer.engines.vllm.lookups import Locator, Lookups
 from kvpeer.engines.vllm.metadata import PageOrder
-from kvpeer.engines.vllm.scheduler_side import Locator
 from kvpeer.engines.vllm.settings import Settings
 from kvpeer.engines.vllm.tally import Tally
 

@@ -13,6 +13,7 @@ from kvpeer.engines.vllm.metadata import PageOrder, StepOrders, StepReport
 from kvpeer.engines.vllm.scheduler_side import SchedulerSide, StepSchedule
 from kvpeer.engines.vllm.settings import Settings
 from kvpeer.engines.vllm.tally import Tally
+from kvpeer.wire.messages import PolicyTold
 from requests_of_vllm import PAGE_TOKENS, FakeRequest
 
 PAGE_BYTES = 4096
@@ -39,6 +40,7 @@ class ScriptedLocator:
         self.reason = ""
         self.offers: tuple[Offer, ...] = ()
         self.is_closed = False
+        self.policy: PolicyTold | None = None
 
     def locate(self, chain: ChainSlice, request: str, deadline_s: float) -> Located:
         self.asked.append(chain)
