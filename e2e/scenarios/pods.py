@@ -155,6 +155,10 @@ class EnginePod:
         """Prompt tokens that came from peers."""
         return _metric(self.address, ENGINE_PORT, "vllm:prompt_tokens_cached_by_source", source="p2p")
 
+    def n_decisions(self, reason: str) -> float:
+        """Requests that its engine decided for this reason."""
+        return _metric(self.address, ENGINE_PORT, "kvpeer_policy_decisions_total", reason=reason)
+
     def agent_metric(self, name: str, **labels: str) -> float:
         """The sum of its agent's samples of a metric that have these labels. Raises OSError without an agent."""
         return _metric(self.address, AGENT_PORT, name, **labels)

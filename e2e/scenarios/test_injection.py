@@ -148,17 +148,23 @@ def test_an_agent_that_cannot_start_takes_its_pod_out_of_no_service(chat: str) -
     delete("pod", "served", chat)
 
 
-def test_a_policy_reaches_new_pods_and_counts_those_that_run_with_an_earlier_one(chat: str) -> None:
-    apply(fake_pod("old"), namespace=chat)
-    assert _mode(get("pod", "old", chat)) == "on"
-    apply(policy(mode="Off"), namespace=chat)
+def test_a_policy_reaches_new_pods_and_agents_that_run_and_counts_those_that_do_not_answer(chat: str) -> None:
+    apply(fake_pod("old", node="n1"), fake_pod("frozen", node="n2"), namespace=chat)
+    old, frozen = (wait_ready(name, chat, deadline_s=90) for name in ("old", "frozen"))
+    eventually(lambda: old.has_agent() and frozen.has_agent(), "the agents run", 60)
+    eventually(lambda: _outdated(chat) == (0, ""), "both are told", seen=lambda: _outdated(chat))
+    _signal_agent("frozen", chat, "STOP")
     try:
-        eventually(lambda: _outdated(chat) == (1, ["old"]), "the policy counts the pod", seen=lambda: _outdated(chat))
+        apply(policy(mode="Off"), namespace=chat)
+        eventually(lambda: _outdated(chat) == (1, "frozen"), "one is not", seen=lambda: _outdated(chat))
+        assert "'KVPEER_CONNECTOR_MODE': 'off'" in old.log("kvpeer-agent")
         assert _mode(made(fake_pod("new"), chat)) == "off"
     finally:
+        _signal_agent("frozen", chat, "CONT")
         apply(policy(), namespace=chat)
-    eventually(lambda: _outdated(chat) == (0, []), "the pod is current again", seen=lambda: _outdated(chat))
-    delete("pod", "old", chat)
+    eventually(lambda: _outdated(chat) == (0, ""), "both are told again", 90, seen=lambda: _outdated(chat))
+    for name in ("old", "frozen"):
+        delete("pod", name, chat)
 
 
 def test_without_an_operator_pods_start_unchanged(chat: str) -> None:
@@ -203,10 +209,15 @@ def _mode(pod: Object | None) -> str:
     return str(environment.get("KVPEER_CONNECTOR_MODE"))
 
 
-def _outdated(namespace: str) -> tuple[int, list[str]]:
+def _signal_agent(name: str, namespace: str, signal: str) -> None:
+    script = f"kill -{signal} $(grep -l '^kvpeer$' /proc/[0-9]*/comm | cut -d/ -f3)"
+    kubectl("exec", name, "-n", namespace, "-c", AGENT, "--", "sh", "-c", script)
+
+
+def _outdated(namespace: str) -> tuple[int, str]:
+    """How many pods have an earlier policy, and which; -1 until the policy was looked at as it is."""
     found = get("p2p", "chat", namespace) or {}
     status = found.get("status") or {}
-    messages = " ".join(
-        each.get("message", "") for each in status.get("conditions") or () if each["type"] == "UpToDate"
-    )
-    return status.get("outdatedPods", 0), [messages.rpartition(": ")[2]] if status.get("outdatedPods") else []
+    if status.get("observedGeneration") != found["metadata"]["generation"]:
+        return -1, ""
+    return status["outdatedPods"], condition(found, "UpToDate")[2].rpartition(": ")[2]

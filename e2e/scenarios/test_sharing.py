@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
 from cluster.control_plane import kubectl
-from engines.harness import PAGE_TOKENS, eventually, prompt
+from engines.harness import PAGE_TOKENS, eventually, prompt, say
 
 from scenarios.kube import apply, await_condition, get
-from scenarios.pods import EnginePod, engine_pod, wait_ready
+from scenarios.pods import EnginePod, engine_pod, policy, wait_ready
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
 PROMPT_TOKENS = 20 * PAGE_TOKENS
 FINDABLE_DEADLINE_S = 120.0
+TOLD_DEADLINE_S = 60.0
+"""Of which the operator needs two or three; the rest is for a machine that is busy with engines."""
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +64,31 @@ def test_what_one_engine_computed_another_pulls(engines: list[EnginePod], chat: 
     assert first.pulled_tokens() == 0
 
 
+@pytest.mark.parametrize(
+    ("mode", "reason"), [("Off", "mode_off"), ("Shadow", "shadow"), ("", "mode_off"), ("On", "pull")], ids=str
+)
+def test_a_policy_that_changes_reaches_engines_that_run(
+    engines: list[EnginePod], chat: str, mode: str, reason: str
+) -> None:
+    """The next decision of an engine is made by it, within seconds and without a restart. No mode: it is deleted."""
+    first, second = engines
+    if mode:
+        apply(policy(mode=mode), namespace=chat)
+    else:
+        kubectl("delete", "p2p", "chat", "-n", chat)
+    changed_at = time.monotonic()
+    eventually(lambda: all(_knows(each, mode) for each in engines), "the agents are told", TOLD_DEADLINE_S)
+    say(f"{mode or 'no policy'}: both agents know after {time.monotonic() - changed_at:.1f} s")
+    tokens = prompt(f"under {mode or 'no policy'}", PROMPT_TOKENS)
+    expected = first.complete(tokens)
+    findable(engines)
+    decided, pulled = second.n_decisions(reason), second.pulled_tokens()
+    assert second.complete(tokens) == expected
+    eventually(lambda: second.n_decisions(reason) == decided + 1, f"it was decided by {reason}", 30)
+    assert (second.pulled_tokens() > pulled) == (mode == "On")
+    assert _restarts(first) == _restarts(second) == 0
+
+
 def test_the_cluster_says_that_its_agents_run(engines: list[EnginePod], chat: str) -> None:
     found = await_condition("pcc", "chat", chat, "Ready")
     assert found["status"]["members"] == {"expected": 2, "ready": 2, "outdated": 0, "skipped": 0}
@@ -85,6 +113,13 @@ def test_an_agent_that_dies_is_started_again_and_its_engine_serves(engines: list
     eventually(lambda: first.agent_metric("kvpeer_membership_members", state="alive") == 2, "it is a member", 90)
     assert second.complete(tokens) == expected
     assert _restarts(first) == 0
+
+
+def _knows(pod: EnginePod, mode: str) -> bool:
+    """Whether the policy that its agent was told last has this mode."""
+    lines = [line for line in pod.log("kvpeer-agent", n_lines=-1).splitlines() if "KVPEER_CONNECTOR_MODE" in line]
+    wanted = "policy (none)" if not mode else f"'KVPEER_CONNECTOR_MODE': '{mode.lower()}'"
+    return bool(lines) and wanted in lines[-1]
 
 
 def _in_agent(pod: EnginePod, script: str) -> str:

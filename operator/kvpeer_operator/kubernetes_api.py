@@ -54,8 +54,13 @@ class KubernetesApi:
         """See Api."""
         resource = self._resource(kind)
         found = resource.get(namespace=namespace, label_selector=labels, _request_timeout=DEADLINE_S)
-        # Items of a list have no kind of their own.
-        return [{"kind": kind, "apiVersion": resource.group_version, **item.to_dict()} for item in found.items]
+        return _items(resource, found)
+
+    def list_at(self, kind: str, namespace: str) -> tuple[Sequence[Mapping[str, Any]], int]:
+        """See Api. Revisions are the resource versions of lists: numbers that grow, whatever is written."""
+        resource = self._resource(kind)
+        found = resource.get(namespace=namespace, _request_timeout=DEADLINE_S)
+        return _items(resource, found), int(found.metadata.resourceVersion)
 
     def apply(self, obj: Mapping[str, Any]) -> None:
         """See Api."""
@@ -109,3 +114,8 @@ class KubernetesApi:
 
     def _resource(self, kind: str) -> Any:
         return self._client.resources.get(api_version=_API_VERSIONS.get(kind, "v1"), kind=kind)
+
+
+def _items(resource: Any, found: Any) -> Sequence[Mapping[str, Any]]:
+    """Items of a list have no kind of their own."""
+    return [{"kind": resource.kind, "apiVersion": resource.group_version, **item.to_dict()} for item in found.items]

@@ -25,6 +25,7 @@ from kvpeer_operator.metrics import Endpoint, OperatorMetrics
 from kvpeer_operator.models import API_GROUP
 from kvpeer_operator.reconciler import Reconciler, admit_pod
 from kvpeer_operator.serving import Serving, ca_bundle, decoded, expires_at, is_due, issue, webhook_hosts
+from kvpeer_operator.telling import post_words
 from kvpeer_operator.work import ClusterKey, WorkQueue
 
 __all__: list[str] = []
@@ -60,7 +61,7 @@ async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> N
     settings.admission.server = kopf.WebhookServer(
         port=WEBHOOK_PORT, certfile=folder / "tls.crt", pkeyfile=folder / "tls.key", cafile=folder / "ca.crt"
     )
-    for work in (_look_at_clusters(Reconciler(api)), _keep_certificate(api, folder)):
+    for work in (_look_at_clusters(Reconciler(api, post_words)), _keep_certificate(api, folder)):
         _tasks.add(asyncio.create_task(work))
 
 

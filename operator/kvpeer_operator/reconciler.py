@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from pydantic import ValidationError
@@ -17,12 +17,15 @@ from kvpeer_operator.reconcile import (
     Create,
     Delete,
     Observed,
+    Telling,
+    Word,
     cluster_status,
     governing_policy,
     is_left_over,
     look_again_s,
     plan,
     policy_status,
+    words,
 )
 from kvpeer_operator.reconcile.objects import trial_name
 from kvpeer_operator.reconcile.observed import Refusal
@@ -50,6 +53,9 @@ class Api(Protocol):
     def list(self, kind: str, namespace: str, labels: str = "") -> Sequence[_Object]:
         """The objects with these labels (a selector; empty: all)."""
 
+    def list_at(self, kind: str, namespace: str) -> tuple[Sequence[_Object], int]:
+        """All objects, and the revision at which they were read: a later read has no lower one."""
+
     def apply(self, obj: _Object) -> None:
         """Server-side apply by the operator's field manager; conflicts are won."""
 
@@ -73,11 +79,13 @@ class Seen:
 
 class Reconciler:
     """Looks at clusters, one at a time. Not thread-safe. Decides by nothing of earlier looks but why a trial pod was
-    refused."""
+    refused, and which agents were told of their policies. post: posts words to agents, and says which took them."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: Api, post: Callable[[Sequence[Word]], Sequence[bool]]) -> None:
         self._api = api
+        self._post = post
         self._refusals: dict[ClusterKey, Refusal] = {}
+        self._tellings: dict[ClusterKey, Telling] = {}
         self.seen: dict[ClusterKey, Seen] = {}
         """By cluster, what the last look found."""
 
@@ -89,29 +97,42 @@ class Reconciler:
         Raises whatever the API raises; the next look begins anew.
         """
         found = self._api.get("PeerCacheCluster", key.namespace, key.name)
-        policies = _readable(P2PPolicy, self._api.list("P2PPolicy", key.namespace))
+        objects, revision = self._api.list_at("P2PPolicy", key.namespace)
+        policies = _readable(P2PPolicy, objects)
         if found is None:
             self._refusals.pop(key, None)
+            self._tellings.pop(key, None)
             self.seen.pop(key, None)
-            self._write_policies(key, None, policies, (), timestamp)
+            self._write_policies(key, policies, None, timestamp)
             return None
-        observed = self._observe(key, PeerCacheCluster.model_validate(found), policies)
+        observed = self._observe(key, PeerCacheCluster.model_validate(found), policies, revision)
         for change in plan(observed, now, secret):
             self._perform(key, change, now)
+        observed = replace(observed, untold=self._tell(key, observed, now))
         status = cluster_status(observed, timestamp)
         if status != observed.cluster.status:
             self._api.apply_status(_with_status(observed.cluster, status))
-        modes = self._write_policies(key, observed.cluster, policies, observed.pods, timestamp)
-        self.seen[key] = Seen(status, modes)
+        self.seen[key] = Seen(status, self._write_policies(key, policies, observed, timestamp))
         missing = [each for each in status.conditions if each.type in _AWAITED and each.status != "True"]
-        return look_again_s(observed, is_ready=not missing)
+        return min(look_again_s(observed, is_ready=not missing), self._tellings[key].wait_s(now))
 
-    def _observe(self, key: ClusterKey, cluster: PeerCacheCluster, policies: tuple[P2PPolicy, ...]) -> Observed:
+    def _tell(self, key: ClusterKey, observed: Observed, now: float) -> frozenset[str]:
+        """Posts what is due; returns the pods whose agents do not know their policy yet."""
+        telling, all_words = self._tellings.setdefault(key, Telling()), words(observed)
+        due = telling.due(all_words, now)
+        for word, is_taken in zip(due, self._post(due), strict=True):
+            telling.ended(word, now, is_taken=is_taken)
+        return telling.untold(all_words)
+
+    def _observe(
+        self, key: ClusterKey, cluster: PeerCacheCluster, policies: tuple[P2PPolicy, ...], revision: int
+    ) -> Observed:
         namespace = key.namespace
         secret = self._api.get("Secret", namespace, cluster.spec.security.secret_name or secret_name(key.name))
         return Observed(
             cluster=cluster,
             policies=policies,
+            revision=revision,
             pods=tuple(self._api.list("Pod", namespace, f"{CLUSTER_LABEL}={key.name}")),
             service=self._api.get("Service", namespace, service_name(key.name)),
             secret=None if secret and is_left_over(secret, cluster) else secret,
@@ -137,18 +158,14 @@ class Reconciler:
                     self._refusals.pop(key, None)
 
     def _write_policies(
-        self,
-        key: ClusterKey,
-        cluster: PeerCacheCluster | None,
-        policies: tuple[P2PPolicy, ...],
-        pods: Sequence[_Object],
-        timestamp: str,
+        self, key: ClusterKey, policies: tuple[P2PPolicy, ...], observed: Observed | None, timestamp: str
     ) -> tuple[str, ...]:
-        """Returns the modes that are in effect."""
+        """Returns the modes that are in effect. observed: None where there is no cluster."""
+        cluster, pods, untold = (observed.cluster, observed.pods, observed.untold) if observed else (None, (), ())
         modes = []
         for policy in policies:
             if policy.spec.cluster_ref.name == key.name:
-                status = policy_status(policy, cluster, policies, pods, timestamp)
+                status = policy_status(policy, cluster, policies, pods, untold, timestamp)
                 modes.append(status.effective_mode)
                 if status != policy.status:
                     self._api.apply_status(_with_status(policy, status))

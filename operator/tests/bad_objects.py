@@ -77,7 +77,7 @@ BAD: list[tuple[str, str, Any, str, str]] = [
     ("policy", "spec.clusterRef.name", "Chat", "spec.clusterRef.name", "does not match"),
     ("policy", "spec.clusterRef.namespace", "other", "spec.clusterRef.namespace", "unknown field"),
     ("policy", "spec.mode", True, "spec.mode", "is not one of"),  # what unquoted `On` is in YAML
-    ("policy", "spec.mode", "Shadow", "spec.mode", "is not one of"),
+    ("policy", "spec.mode", "shadow", "spec.mode", "is not one of"),
     ("policy", "spec.roles", [], "spec.roles", "non-empty"),
     ("policy", "spec.roles", ["Producer", "Producer"], "spec.roles[1]", "Duplicate"),
     ("policy", "spec.roles", ["Reader"], "spec.roles[0]", "is not one of"),

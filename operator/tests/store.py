@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvpeer_operator.injection.names import CLUSTER_LABEL
+from kvpeer_operator.reconcile import Word
 from kvpeer_operator.reconciler import ForbiddenError
 from kvpeer_operator.work import ClusterKey
 
 KEY = ClusterKey("models", "chat")
 TIME = "2026-01-01T00:00:00Z"
 SECRET = "ab" * 32
+
+
+class Agents:
+    """Agents that take what they are told, or some that do not."""
+
+    def __init__(self) -> None:
+        self.told: list[dict[str, Any]] = []
+        self.silent: set[str] = set()
+
+    def post(self, words: Sequence[Word]) -> list[bool]:
+        for each in words:
+            if each.pod not in self.silent:
+                self.told.append(json.loads(json.loads(each.body)["document"]))
+        return [each.pod not in self.silent for each in words]
 
 
 class Store:
@@ -24,6 +40,7 @@ class Store:
         self.writes: list[str] = []
         self.fails_after: int | None = None
         self.forbidden = ""
+        self.revision = 0
 
     def get(self, kind: str, namespace: str, name: str) -> Mapping[str, Any] | None:
         self._call()
@@ -34,6 +51,10 @@ class Store:
         wanted = dict([labels.split("=")]) if labels else {}
         found = [each for (each_kind, _), each in self.objects.items() if each_kind == kind]
         return [each for each in found if wanted.items() <= each["metadata"].get("labels", {}).items()]
+
+    def list_at(self, kind: str, namespace: str) -> tuple[Sequence[Mapping[str, Any]], int]:
+        self.revision += 1
+        return self.list(kind, namespace), self.revision
 
     def apply(self, obj: Mapping[str, Any]) -> None:
         self._write("apply", obj)

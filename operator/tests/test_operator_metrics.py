@@ -11,7 +11,7 @@ from kvpeer_operator.injection import Patch, Skip, SkipReason
 from kvpeer_operator.metrics import Endpoint, OperatorMetrics
 from kvpeer_operator.reconciler import Reconciler
 from prometheus_client.parser import text_string_to_metric_families
-from store import KEY, SECRET, TIME, Store, cluster_object, policy_object
+from store import KEY, SECRET, TIME, Agents, Store, cluster_object, policy_object
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def _value(metrics: OperatorMetrics, name: str, **labels: str) -> float:
 
 def test_reasons_and_conditions_are_those_of_the_operator(metrics: OperatorMetrics) -> None:
     assert tuple(reason.value for reason in SkipReason) == SKIPS
-    reconciler = Reconciler(Store(cluster_object()))
+    reconciler = Reconciler(Store(cluster_object()), Agents().post)
     reconciler.look(KEY, 0.0, TIME, SECRET)
     (clusters,) = (each for each in OPERATOR_METRICS if each.name == "kvpeer_operator_clusters")
     shown = {each.type for each in reconciler.seen[KEY].status.conditions}
@@ -45,7 +45,7 @@ def test_reasons_and_conditions_are_those_of_the_operator(metrics: OperatorMetri
 
 def test_a_look_shows_conditions_members_and_modes_of_what_is_there(metrics: OperatorMetrics) -> None:
     store = Store(cluster_object(), policy_object())
-    reconciler = Reconciler(store)
+    reconciler = Reconciler(store, Agents().post)
     reconciler.look(KEY, 0.0, TIME, SECRET)
     metrics.looked("done", 0.02, reconciler.seen)
     assert _value(metrics, "clusters", condition="Ready", status="False") == 1

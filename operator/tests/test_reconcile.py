@@ -311,7 +311,7 @@ def test_the_api_server_takes_every_status() -> None:
         cluster_crd(), _object("PeerCacheCluster", namespace.observed.cluster, cluster_status(namespace.observed, TIME))
     )
     by = policy()
-    status = policy_status(by, None, [by], [], TIME)
+    status = policy_status(by, None, [by], [], (), TIME)
     admit(policy_crd(), _object("P2PPolicy", by, status))
 
 
@@ -340,24 +340,30 @@ def test_the_oldest_policy_governs() -> None:
 def test_a_policy_says_what_it_governs_and_who_came_first() -> None:
     pods = [member("a", cluster(), OLD, app="a"), member("b", cluster(), NEW, app="b")]
     both = [OLD, NEW]
-    old, new = (policy_status(each, cluster(), both, pods, TIME) for each in both)
+    old, new = (policy_status(each, cluster(), both, pods, (), TIME) for each in both)
     assert (old.pods, old.effective_mode, old.conditions[0].reason) == (1, "On", "Governs")
     assert (new.pods, new.conditions[0].reason) == (1, "PartlyOverlapped")
-    alone = policy_status(NEW, cluster(), both, pods[:1], TIME)
+    alone = policy_status(NEW, cluster(), both, pods[:1], (), TIME)
     assert (alone.pods, alone.conditions[0].status, alone.conditions[0].reason) == (0, "False", "Overlapped")
     assert "old" in alone.conditions[0].message
 
 
 def test_a_policy_without_its_cluster_is_off() -> None:
-    status = policy_status(OLD, None, [OLD], [], TIME)
+    status = policy_status(OLD, None, [OLD], [], (), TIME)
     assert (status.effective_mode, status.conditions[0].reason) == ("Off", "NoCluster")
 
 
-def test_a_changed_policy_makes_its_pods_outdated() -> None:
-    pods = [member("a", cluster(), OLD, app="a")]
-    changed = OLD.model_copy(update={"spec": OLD.spec.model_copy(update={"max_pull_wait": "3s"})})
-    assert policy_status(OLD, cluster(), [OLD], pods, TIME).outdated_pods == 0
-    assert policy_status(changed, cluster(), [changed], pods, TIME).outdated_pods == 1
+def test_pods_whose_agents_could_not_be_told_are_counted_and_named() -> None:
+    pods = [member("a", cluster(), OLD, app="a"), member("b", cluster(), OLD, app="a")]
+    for pod in pods:
+        pod["metadata"]["uid"] = f"uid of {pod['metadata']['name']}"
+    status = policy_status(OLD, cluster(), [OLD], pods, {"uid of b"}, TIME)
+    assert (status.pods, status.outdated_pods) == (2, 1)
+    assert status.conditions[1].message == "agents that cannot be told of the policy: b"
+    namespace = _running(*pods, policies=(OLD,))
+    assert namespace.condition("UpToDate")[0] == "True"
+    namespace.observed = replace(namespace.observed, untold=frozenset({"uid of b"}))
+    assert namespace.condition("UpToDate")[:2] == ("False", "PodsWithEarlierPolicy")
 
 
 def _object(kind: str, of: PeerCacheCluster | P2PPolicy, status: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from jsonpatch import apply_patch
 from kvpeer_operator import main
 from kvpeer_operator.models import PeerCacheCluster
 from kvpeer_operator.reconciler import Reconciler, admit_pod
-from store import KEY, SECRET, TIME, Store, cluster_object, pod_object, policy_object
+from store import KEY, SECRET, TIME, Agents, Store, cluster_object, pod_object, policy_object
 
 
 def _anew() -> dict[str, object]:
@@ -17,7 +17,7 @@ def _anew() -> dict[str, object]:
 
 def _look(store: Store, reconciler: Reconciler | None = None, now: float = 0.0) -> list[str]:
     store.writes.clear()
-    (reconciler or Reconciler(store)).look(KEY, now, TIME, SECRET)
+    (reconciler or Reconciler(store, Agents().post)).look(KEY, now, TIME, SECRET)
     return list(store.writes)
 
 
@@ -70,7 +70,7 @@ def test_two_operators_at_once_end_with_the_same() -> None:
     for _ in range(3):
         _look(shared)
         shared.writes.clear()
-        Reconciler(shared).look(KEY, 0.0, TIME, "cd" * 32)
+        Reconciler(shared, Agents().post).look(KEY, 0.0, TIME, "cd" * 32)
     _converge(shared)
     assert shared.objects == alone.objects
     assert shared.objects["Secret", "chat-kvpeer-secret"]["data"] == {"secret": SECRET}
@@ -79,7 +79,7 @@ def test_two_operators_at_once_end_with_the_same() -> None:
 def test_a_refused_trial_is_said_and_not_asked_for_again_at_once() -> None:
     store = Store(cluster_object())
     store.forbidden = "exceeded quota: team"
-    reconciler = Reconciler(store)
+    reconciler = Reconciler(store, Agents().post)
     _look(store, reconciler)
     _look(store, reconciler)
     conditions = store.objects["PeerCacheCluster", "chat"]["status"]["conditions"]
@@ -92,7 +92,7 @@ def test_a_refused_trial_is_said_and_not_asked_for_again_at_once() -> None:
 def test_a_trial_is_looked_after_until_it_ends() -> None:
     """No event tells of the trial's end: without a look soon, no engine would get an agent for minutes."""
     store = Store(cluster_object())
-    reconciler = Reconciler(store)
+    reconciler = Reconciler(store, Agents().post)
 
     def again_s() -> float | None:
         return reconciler.look(KEY, 0.0, TIME, SECRET)
@@ -111,7 +111,7 @@ def test_a_secret_that_the_user_has_to_make_is_looked_for() -> None:
     cluster = cluster_object()
     cluster["spec"]["security"] = {"secretName": "mine"}
     store = Store(cluster)
-    reconciler = Reconciler(store)
+    reconciler = Reconciler(store, Agents().post)
     reconciler.look(KEY, 0.0, TIME, SECRET)
     store.objects["Pod", "chat-kvpeer-trial"]["status"] = {"phase": "Succeeded"}
     assert reconciler.look(KEY, 0.0, TIME, SECRET) == 30.0
@@ -124,7 +124,7 @@ def test_the_secret_of_an_earlier_cluster_of_that_name_is_none() -> None:
     store = Store(cluster_object())
     _converge(store)
     store.objects["PeerCacheCluster", "chat"] = {**cluster_object(), "metadata": _anew()}
-    reconciler = Reconciler(store)
+    reconciler = Reconciler(store, Agents().post)
     reconciler.look(KEY, 0.0, TIME, SECRET)
     store.objects["Pod", "chat-kvpeer-trial"]["status"] = {"phase": "Succeeded"}
     assert reconciler.look(KEY, 0.0, TIME, SECRET) == 30.0
@@ -140,13 +140,13 @@ def test_a_cluster_that_is_gone_leaves_its_policies_without_one() -> None:
     store = Store(cluster_object(), policy_object())
     _converge(store)
     del store.objects["PeerCacheCluster", "chat"]
-    assert Reconciler(store).look(KEY, 0.0, TIME, SECRET) is None
+    assert Reconciler(store, Agents().post).look(KEY, 0.0, TIME, SECRET) is None
     assert store.objects["P2PPolicy", "chat"]["status"]["conditions"][0]["reason"] == "NoCluster"
 
 
 def test_a_policy_that_this_version_does_not_understand_keeps_nothing_from_working() -> None:
     newer = policy_object("newer")
-    newer["spec"]["mode"] = "Shadow"
+    newer["spec"]["mode"] = "Sometimes"
     store = Store(cluster_object(), policy_object(), newer)
     _converge(store)
     assert store.objects["P2PPolicy", "chat"]["status"]["effectiveMode"] == "On"

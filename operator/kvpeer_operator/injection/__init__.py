@@ -14,7 +14,7 @@ from kvpeer_operator.injection.names import (
     SKIPPED_ANNOTATION,
 )
 from kvpeer_operator.injection.reasons import Skip, SkipReason
-from kvpeer_operator.injection.settings import settings_digest
+from kvpeer_operator.injection.settings import policy_variables, settings_digest
 
 __all__ = [
     "CLUSTER_LABEL",
@@ -27,6 +27,7 @@ __all__ = [
     "Skip",
     "SkipReason",
     "inject",
+    "policy_variables",
     "settings_digest",
     "skip_patch",
 ]

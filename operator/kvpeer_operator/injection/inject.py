@@ -26,11 +26,13 @@ from kvpeer_operator.injection.names import (
     RUN_VOLUME,
     SETTINGS_ANNOTATION,
     SKIPPED_ANNOTATION,
+    SOCKET,
+    TOLD_ANNOTATION,
 )
 from kvpeer_operator.injection.quality import quality_of
 from kvpeer_operator.injection.reasons import Skip, SkipReason
 from kvpeer_operator.injection.room import pod_refusal
-from kvpeer_operator.injection.settings import engine_environment, settings_digest
+from kvpeer_operator.injection.settings import policy_variables, settings_digest
 from kvpeer_operator.injection.sidecar import agent_container, payload_container, volumes
 from kvpeer_operator.json_patch import json_patch
 from kvpeer_operator.models import ClusterReference, P2PPolicy, P2PPolicySpec, PeerCacheCluster
@@ -87,7 +89,8 @@ def inject(
     after = _with_agent(pod, cluster, found, spec, [payload, agent])
     annotations = {
         INJECTED_ANNOTATION: cluster.metadata.name,
-        SETTINGS_ANNOTATION: settings_digest(cluster.spec, spec),
+        SETTINGS_ANNOTATION: settings_digest(cluster.spec),
+        TOLD_ANNOTATION: ",".join(_told(pod["spec"]["containers"][found.index], found, spec)),
         POLICY_ANNOTATION: policy.metadata.name if policy else "",
     }
     kept = {key: value for key, value in _annotations(pod).items() if key not in _NOTES}
@@ -124,7 +127,7 @@ def _policy_refusal(engine: Engine, policy: P2PPolicySpec) -> Skip | None:
     if engine is Engine.VLLM:
         return None
     if policy.mode == "Off":
-        return Skip(SkipReason.POLICY_OFF, "no P2PPolicy with mode On governs the pod")
+        return Skip(SkipReason.POLICY_OFF, "no P2PPolicy with mode On or Shadow governs the pod")
     if len(policy.roles) == 1:
         return Skip(
             SkipReason.POLICY_NOT_FOR_ENGINE,
@@ -149,6 +152,12 @@ def _with_agent(
     return after
 
 
+def _told(container: Mapping[str, Any], found: EngineContainer, policy: P2PPolicySpec) -> list[str]:
+    """The variables that are the policy's: what the pod sets itself stays as it is."""
+    own = {each["name"] for each in container.get("env") or ()}
+    return sorted(policy_variables(found.engine, policy).keys() - own)
+
+
 def _engine(container: Mapping[str, Any], found: EngineContainer, policy: P2PPolicySpec) -> dict[str, Any]:
     changed = found.line.with_flags(container, flags_of(found))
     env = [dict(each) for each in container.get("env") or ()]
@@ -158,7 +167,7 @@ def _engine(container: Mapping[str, Any], found: EngineContainer, policy: P2PPol
             each["value"] = f"{PAYLOAD_FOLDER}:{each['value']}"
         elif each["name"] == "PYTHONPATH":
             each["value"] = PAYLOAD_FOLDER
-    wanted = {"PYTHONPATH": PAYLOAD_FOLDER, **engine_environment(found.engine, policy)}
+    wanted = {"PYTHONPATH": PAYLOAD_FOLDER, "KVPEER_SOCKET": SOCKET, **policy_variables(found.engine, policy)}
     env += [{"name": name, "value": value} for name, value in wanted.items() if name not in names]
     mounts = [
         {"name": RUN_VOLUME, "mountPath": RUN_FOLDER, "readOnly": True},

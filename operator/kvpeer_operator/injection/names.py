@@ -22,6 +22,7 @@ __all__ = [
     "SETTINGS_ANNOTATION",
     "SKIPPED_ANNOTATION",
     "SOCKET",
+    "TOLD_ANNOTATION",
     "VERSION_ANNOTATION",
     "secret_name",
     "service_name",
@@ -44,7 +45,9 @@ INJECTED_ANNOTATION = "kvpeer.io/injected"
 SKIPPED_ANNOTATION = "kvpeer.io/skipped"
 BECAUSE_ANNOTATION = "kvpeer.io/skipped-because"
 SETTINGS_ANNOTATION = "kvpeer.io/settings"
-"""Digest of the settings that the pod was made with."""
+"""Digest of the cluster's settings that the pod was made with."""
+TOLD_ANNOTATION = "kvpeer.io/told"
+"""The engine's variables that a policy changes while it runs, with commas between: those that the pod did not set."""
 POLICY_ANNOTATION = "kvpeer.io/policy"
 """Name of the policy that the pod was made with; empty for none."""
 

@@ -11,7 +11,7 @@ from kvpeer_operator.injection.command_line import Engine
 from kvpeer_operator.injection.names import RUN_FOLDER, SECRET_FOLDER, SECRET_KEY, SOCKET, service_name
 from kvpeer_operator.models import P2PPolicySpec, PeerCacheCluster, PeerCacheClusterSpec
 
-__all__ = ["agent_environment", "engine_environment", "settings_digest"]
+__all__ = ["agent_environment", "policy_variables", "settings_digest"]
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0}
 _DIGEST_CHARS = 16
@@ -43,28 +43,25 @@ def agent_environment(cluster: PeerCacheCluster) -> list[dict[str, Any]]:
     return [*told, *({"name": key, "value": value} for key, value in values.items())]
 
 
-def engine_environment(engine: Engine, policy: P2PPolicySpec) -> dict[str, str]:
-    """The environment of the engine's container, for what it does not set itself."""
+def policy_variables(engine: Engine, policy: P2PPolicySpec) -> dict[str, str]:
+    """What the policy means to an engine: variables that stand in its container's environment at the start, and that it
+    is told of while it runs."""
     wait_s = f"{_seconds(policy.max_pull_wait):g}"
+    mode = policy.mode.lower() if "Consumer" in policy.roles else "off"
     if engine is Engine.SGLANG:
-        return {"KVPEER_SOCKET": SOCKET, "KVPEER_SGLANG_GET_TIMEOUT_MAX_S": wait_s}
-    is_consumer = policy.mode == "On" and "Consumer" in policy.roles
+        return {"KVPEER_SGLANG_MODE": mode, "KVPEER_SGLANG_GET_TIMEOUT_MAX_S": wait_s}
     return {
-        "KVPEER_SOCKET": SOCKET,
-        "KVPEER_CONNECTOR_MODE": "on" if is_consumer else "off",
+        "KVPEER_CONNECTOR_MODE": mode,
         "KVPEER_CONNECTOR_PUBLISH": "true" if "Producer" in policy.roles else "false",
         "KVPEER_CONNECTOR_MIN_CACHED_TOKEN_DELTA": str(policy.min_cached_token_delta),
         "KVPEER_CONNECTOR_LOAD_TIMEOUT_S": wait_s,
     }
 
 
-def settings_digest(cluster: PeerCacheClusterSpec, policy: P2PPolicySpec) -> str:
-    """Differs when a pod that was made with these would be made differently with others."""
-    # Whom a policy or cluster selects is not what a pod is made with.
-    told = [
-        cluster.model_dump(by_alias=True, exclude={"engine_selector"}),
-        policy.model_dump(by_alias=True, exclude={"selector", "cluster_ref"}),
-    ]
+def settings_digest(cluster: PeerCacheClusterSpec) -> str:
+    """Differs when a pod that was made with these settings would be made differently with others."""
+    # Whom a cluster selects is not what a pod is made with, and policies reach running pods.
+    told = cluster.model_dump(by_alias=True, exclude={"engine_selector"})
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:_DIGEST_CHARS]
 
 

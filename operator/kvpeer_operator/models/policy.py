@@ -34,7 +34,7 @@ class ClusterReference(Model):
 
 
 class P2PPolicySpec(Model):
-    """What the engines should do. Read when a pod is created; running pods keep what they started with."""
+    """What the engines should do. A change reaches running engines within seconds, without a restart."""
 
     cluster_ref: Annotated[
         ClusterReference,
@@ -51,10 +51,10 @@ class P2PPolicySpec(Model):
         Labels, Field(description="Pods of the cluster that this is about. Where policies overlap, the oldest governs.")
     ] = Labels()
     mode: Annotated[
-        Literal["Off", "On"],
+        Literal["Off", "Shadow", "On"],
         Field(
-            description="On: pull pages from peers. Off: vLLM engines publish, and reload their own pool only; SGLang "
-            "engines are left alone, because their adapter cannot do one without the other."
+            description="On: pull pages from peers. Shadow: decide and count what pulls would have saved, and compute. "
+            "Off: publish, and reload the own pool only; new SGLang pods are left alone."
         ),
     ] = "Off"
     roles: Annotated[
@@ -88,10 +88,14 @@ class P2PPolicyStatus(Model):
 
     observed_generation: Annotated[int, Field(ge=0, description="Generation of the spec that this is about.")] = 0
     effective_mode: Annotated[
-        Literal["Off", "On"], Field(description="What new pods get: Off as long as the policy governs nothing.")
+        Literal["Off", "Shadow", "On"],
+        Field(description="What its engines do: Off as long as the policy governs nothing."),
     ] = "Off"
     pods: Annotated[int, Field(ge=0, description="Pods that it governs.")] = 0
-    outdated_pods: Annotated[int, Field(ge=0, description="Of these, pods that run with an earlier policy.")] = 0
+    outdated_pods: Annotated[
+        int,
+        Field(ge=0, description="Of these, pods with an earlier policy, because their agents do not answer."),
+    ] = 0
     conditions: Annotated[
         tuple[Condition, ...],
         Field(

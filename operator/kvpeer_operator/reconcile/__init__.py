@@ -6,6 +6,7 @@ from kvpeer_operator.reconcile.observed import Observed, is_left_over
 from kvpeer_operator.reconcile.plan import Apply, Change, Create, Delete, look_again_s, plan
 from kvpeer_operator.reconcile.policies import governing_policy
 from kvpeer_operator.reconcile.status import cluster_status, policy_status
+from kvpeer_operator.reconcile.telling import Telling, Word, words
 
 __all__ = [
     "Apply",
@@ -13,10 +14,13 @@ __all__ = [
     "Create",
     "Delete",
     "Observed",
+    "Telling",
+    "Word",
     "cluster_status",
     "governing_policy",
     "is_left_over",
     "look_again_s",
     "plan",
     "policy_status",
+    "words",
 ]

@@ -50,16 +50,19 @@ class Observed:
     """One look at a cluster's namespace.
 
     pods: those with the cluster's label. secret: the one that the cluster uses. trial: the pod that runs the images
-    once. refusal: why that could not be made, when it was tried last.
+    once. refusal: why that could not be made, when it was tried last. revision: of the API server's objects, when the
+    policies were read. untold: uids of pods whose engines run with an earlier policy.
     """
 
     cluster: PeerCacheCluster
     policies: tuple[P2PPolicy, ...] = ()
+    revision: int = 0
     pods: tuple[Object, ...] = ()
     service: Object | None = None
     secret: Object | None = None
     trial: Object | None = None
     refusal: Refusal | None = None
+    untold: frozenset[str] = frozenset()
 
 
 def is_left_over(obj: Object, cluster: PeerCacheCluster) -> bool:

@@ -3,16 +3,14 @@ give an equal status, so that nothing is written when nothing changed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from kvpeer_operator.injection import settings_digest
 from kvpeer_operator.injection.names import SECRET_KEY, secret_name
 from kvpeer_operator.models import (
-    ClusterReference,
     Condition,
     MemberCounts,
     P2PPolicy,
-    P2PPolicySpec,
     P2PPolicyStatus,
     PeerCacheCluster,
     PeerCacheClusterStatus,
@@ -28,7 +26,7 @@ from kvpeer_operator.reconcile.observed import (
     settings_of,
 )
 from kvpeer_operator.reconcile.plan import trial_fits, trial_succeeded
-from kvpeer_operator.reconcile.policies import governing_policy, selecting_policies
+from kvpeer_operator.reconcile.policies import selecting_policies
 
 __all__ = ["cluster_status", "policy_status"]
 
@@ -47,12 +45,13 @@ def cluster_status(observed: Observed, now: str) -> PeerCacheClusterStatus:
     pods = [pod for pod in observed.pods if not is_over(pod)]
     members = [pod for pod in pods if is_member(pod, cluster.metadata.name)]
     waiting = [pod for pod in members if not agent_runs(pod)]
-    outdated = [pod for pod in members if settings_of(pod) != _digest(observed, pod)]
+    outdated = [pod for pod in members if settings_of(pod) != settings_digest(cluster.spec)]
+    untold = [pod for pod in members if pod["metadata"].get("uid") in observed.untold]
     images, secret = _images(observed), _secret(observed)
     facts = {
         "ImagesReady": images,
         "SecretReady": secret,
-        "UpToDate": _up_to_date(outdated),
+        "UpToDate": _up_to_date(outdated, untold),
         "Ready": _ready(images, secret, members, waiting),
     }
     has_tried = trial_succeeded(observed)
@@ -74,10 +73,11 @@ def policy_status(
     cluster: PeerCacheCluster | None,
     policies: Sequence[P2PPolicy],
     pods: Iterable[Object],
+    untold: Collection[str],
     now: str,
 ) -> P2PPolicyStatus:
     """What the policy does. cluster: the one that it names; None: there is none. policies: all of the namespace. pods:
-    those with the cluster's label."""
+    those with the cluster's label. untold: uids of those whose engines run with an earlier policy."""
     name = policy.spec.cluster_ref.name
     governed: list[Object] = []
     older: set[str] = set()
@@ -89,12 +89,8 @@ def policy_status(
             governed.append(pod)
         elif any(each.metadata.name == policy.metadata.name for each in selecting):
             older.add(selecting[0].metadata.name)
-    outdated = [
-        pod
-        for pod in governed
-        if cluster and is_member(pod, name) and settings_of(pod) != settings_digest(cluster.spec, policy.spec)
-    ]
-    facts = {"Ready": _governs(policy, cluster, governed, older), "UpToDate": _up_to_date(outdated)}
+    outdated = [pod for pod in governed if pod["metadata"].get("uid") in untold]
+    facts = {"Ready": _governs(policy, cluster, governed, older), "UpToDate": _up_to_date((), outdated)}
     return P2PPolicyStatus(
         observed_generation=policy.metadata.generation,
         effective_mode=policy.spec.mode if facts["Ready"][0] == "True" else "Off",
@@ -151,10 +147,12 @@ def _secret(observed: Observed) -> _Facts:
     return "Unknown", "BeingMade", f"the Secret {secret_name(name)} is being made"
 
 
-def _up_to_date(outdated: Sequence[Object]) -> _Facts:
-    if not outdated:
-        return "True", "AllCurrent", ""
-    return "False", "PodsWithEarlierSettings", f"restart, when it suits you: {_names(outdated)}"
+def _up_to_date(outdated: Sequence[Object], untold: Sequence[Object]) -> _Facts:
+    if outdated:
+        return "False", "PodsWithEarlierSettings", f"restart, when it suits you: {_names(outdated)}"
+    if untold:
+        return "False", "PodsWithEarlierPolicy", f"agents that cannot be told of the policy: {_names(untold)}"
+    return "True", "AllCurrent", ""
 
 
 def _ready(images: _Facts, secret: _Facts, members: Sequence[Object], waiting: Sequence[Object]) -> _Facts:
@@ -178,14 +176,6 @@ def _governs(
         fix = f"older policies govern pods that this one selects ({who}): make the selectors disjoint"
         return ("True", "PartlyOverlapped", fix) if governed else ("False", "Overlapped", fix)
     return "True", "Governs", "" if governed else "no pod that it selects runs"
-
-
-def _digest(observed: Observed, pod: Object) -> str:
-    """Of the settings that the pod would be made with now."""
-    cluster = observed.cluster
-    policy = governing_policy(observed.policies, cluster.metadata.name, _labels(pod))
-    none = P2PPolicySpec(cluster_ref=ClusterReference(name=cluster.metadata.name))
-    return settings_digest(cluster.spec, policy.spec if policy else none)
 
 
 def _conditions(

@@ -29,7 +29,7 @@ OPERATOR_METRICS: tuple[Metric, ...] = (
     gauge("kvpeer_operator_members", "", "Pods of all clusters, as the clusters' status counts them.",
           "Do engines have their agents?", state=("expected", "ready", "outdated", "skipped")),
     gauge("kvpeer_operator_policies", "", "Policies by the mode that is in effect.", "Is pulling turned on?",
-          mode=("Off", "On")),
+          mode=("Off", "Shadow", "On")),
     gauge("kvpeer_operator_certificate_expiry_timestamp_seconds", "seconds", "End of the webhook's certificate, in "
           "seconds since 1970.", "Is the certificate renewed in time?"),
     counter("kvpeer_operator_certificate_failures_total", "", "Times that the certificate could not be looked after.",
