@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from kubernetes import client, config, dynamic
 from kubernetes.dynamic.exceptions import ConflictError, ForbiddenError, NotFoundError, UnprocessibleEntityError
@@ -11,7 +11,7 @@ from kubernetes.dynamic.exceptions import ConflictError, ForbiddenError, NotFoun
 from kvpeer_operator import reconciler
 from kvpeer_operator.models import API_VERSION
 
-__all__ = ["FIELD_MANAGER", "KubernetesApi", "connect"]
+__all__ = ["FIELD_MANAGER", "KubernetesApi", "connect", "connect_to"]
 
 FIELD_MANAGER = "kvpeer-operator"
 
@@ -27,13 +27,22 @@ _API_VERSIONS = {
 
 def connect() -> KubernetesApi:
     """The API of the cluster that this pod runs in, or of the user's kubeconfig outside of one."""
-    untyped: Any = config
+    untyped, configuration = cast(Any, config), client.Configuration()
     try:
-        untyped.load_incluster_config()
+        untyped.load_incluster_config(client_configuration=configuration)
     except untyped.ConfigException:
-        untyped.load_kube_config()
+        untyped.load_kube_config(client_configuration=configuration)
+    return connect_to(configuration)
+
+
+def connect_to(configuration: client.Configuration, discovery_file: str | None = None) -> KubernetesApi:
+    """The API at this address. Never retries by itself: who asks knows when to ask again, and the HTTP client would
+    sleep for as long as an answer's Retry-After says."""
+    untyped: Any = configuration
+    untyped.retries = False
     make_client: Any = dynamic.DynamicClient
-    return KubernetesApi(make_client(client.ApiClient()))
+    connection = client.ApiClient(configuration)
+    return KubernetesApi(make_client(connection, cache_file=discovery_file))
 
 
 class KubernetesApi:
@@ -41,6 +50,10 @@ class KubernetesApi:
 
     def __init__(self, dynamic_client: Any) -> None:
         self._client = dynamic_client
+
+    def close(self) -> None:
+        """Ends the connections."""
+        self._client.client.rest_client.pool_manager.clear()
 
     def get(self, kind: str, namespace: str, name: str) -> Mapping[str, Any] | None:
         """See Api."""

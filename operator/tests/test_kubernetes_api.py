@@ -3,106 +3,14 @@ makes of it."""
 
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from api_server import Server
 from kubernetes import client, dynamic
 from kvpeer_operator.kubernetes_api import KubernetesApi
 from kvpeer_operator.reconciler import ForbiddenError
-
-_VERBS = ["create", "delete", "get", "list", "patch", "update", "watch"]
-
-
-def _resource(name: str, kind: str, namespaced: bool = True) -> dict[str, Any]:
-    return {"name": name, "singularName": "", "namespaced": namespaced, "kind": kind, "verbs": _VERBS}
-
-
-_GROUPS = {
-    "kvpeer.io": "v1alpha1",
-    "admissionregistration.k8s.io": "v1",
-}
-_DISCOVERY: dict[str, Any] = {
-    "/version": {"major": "1", "minor": "36"},
-    "/api": {"kind": "APIVersions", "versions": ["v1"]},
-    "/apis": {
-        "kind": "APIGroupList",
-        "groups": [
-            {
-                "name": name,
-                "versions": [{"groupVersion": f"{name}/{version}", "version": version}],
-                "preferredVersion": {"groupVersion": f"{name}/{version}", "version": version},
-            }
-            for name, version in _GROUPS.items()
-        ],
-    },
-    "/api/v1": {
-        "kind": "APIResourceList",
-        "groupVersion": "v1",
-        "resources": [_resource("pods", "Pod"), _resource("services", "Service"), _resource("secrets", "Secret")],
-    },
-    "/apis/kvpeer.io/v1alpha1": {
-        "kind": "APIResourceList",
-        "groupVersion": "kvpeer.io/v1alpha1",
-        "resources": [
-            _resource("peercacheclusters", "PeerCacheCluster"),
-            _resource("peercacheclusters/status", "PeerCacheCluster"),
-        ],
-    },
-    "/apis/admissionregistration.k8s.io/v1": {
-        "kind": "APIResourceList",
-        "groupVersion": "admissionregistration.k8s.io/v1",
-        "resources": [_resource("mutatingwebhookconfigurations", "MutatingWebhookConfiguration", namespaced=False)],
-    },
-}
-
-
-class Server:
-    """Answers discovery as a cluster does, everything else with what is set; keeps the requests."""
-
-    def __init__(self) -> None:
-        self.status, self.body = 200, dict[str, Any]()
-        self.requests: list[tuple[str, str, dict[str, list[str]], str, Any]] = []
-        server = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def _answer(self) -> None:
-                url = urlsplit(self.path)
-                length = int(self.headers.get("Content-Length", 0))
-                given = json.loads(self.rfile.read(length)) if length else None
-                status, body = 200, _DISCOVERY.get(url.path)
-                if body is None:
-                    kind = self.headers.get("Content-Type", "")
-                    server.requests.append((self.command, url.path, parse_qs(url.query), kind, given))
-                    status, body = server.status, server.body
-                text = json.dumps(body).encode()
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(text)))
-                self.end_headers()
-                self.wfile.write(text)
-
-            do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _answer
-
-            def log_message(self, format: str, *arguments: object) -> None:
-                pass
-
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
-        self._thread = threading.Thread(target=self._http.serve_forever, daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._http.shutdown()
-        self._http.server_close()
-        self._thread.join(5)
-
-    def refuse(self, status: int, message: str = "no") -> None:
-        self.status, self.body = status, {"kind": "Status", "status": "Failure", "message": message, "code": status}
 
 
 @pytest.fixture

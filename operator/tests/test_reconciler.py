@@ -7,6 +7,7 @@ import pytest
 from jsonpatch import apply_patch
 from kvpeer_operator import main
 from kvpeer_operator.models import PeerCacheCluster
+from kvpeer_operator.reconcile.plan import LOOK_AGAIN_S
 from kvpeer_operator.reconciler import Reconciler, admit_pod
 from store import KEY, SECRET, TIME, Agents, Store, cluster_object, pod_object, policy_object
 
@@ -104,7 +105,7 @@ def test_a_trial_is_looked_after_until_it_ends() -> None:
     trial["metadata"]["creationTimestamp"] = "1970-01-01T00:00:00Z"
     assert again_s() == 30.0
     trial["status"] = {"phase": "Succeeded"}
-    assert again_s() == 300.0
+    assert again_s() == LOOK_AGAIN_S
 
 
 def test_a_secret_that_the_user_has_to_make_is_looked_for() -> None:
@@ -116,7 +117,7 @@ def test_a_secret_that_the_user_has_to_make_is_looked_for() -> None:
     store.objects["Pod", "chat-kvpeer-trial"]["status"] = {"phase": "Succeeded"}
     assert reconciler.look(KEY, 0.0, TIME, SECRET) == 30.0
     store.objects["Secret", "mine"] = {"kind": "Secret", "metadata": {"name": "mine"}, "data": {"secret": "YWI="}}
-    assert reconciler.look(KEY, 0.0, TIME, SECRET) == 300.0
+    assert reconciler.look(KEY, 0.0, TIME, SECRET) == LOOK_AGAIN_S
 
 
 def test_the_secret_of_an_earlier_cluster_of_that_name_is_none() -> None:

@@ -16,6 +16,7 @@ from kvpeer.model import RemoteProtocolError
 from kvpeer_operator.injection import Patch, inject
 from kvpeer_operator.models import P2PPolicy, PeerCacheCluster
 from kvpeer_operator.reconcile import Observed, Word, words
+from kvpeer_operator.reconcile.plan import LOOK_AGAIN_S
 from kvpeer_operator.reconciler import Reconciler
 from kvpeer_operator.telling import post_words
 from prometheus_client import CollectorRegistry
@@ -96,7 +97,7 @@ def test_an_agent_that_does_not_answer_is_told_again_at_growing_distances_and_co
     assert len(agents.told) == 1
     assert store.objects["P2PPolicy", "chat"]["status"]["outdatedPods"] == 1
     agents.silent = set()
-    assert reconciler.look(KEY, now, TIME, SECRET) == 300.0
+    assert reconciler.look(KEY, now, TIME, SECRET) == LOOK_AGAIN_S
     assert store.objects["P2PPolicy", "chat"]["status"]["outdatedPods"] == 0
 
 
@@ -106,7 +107,7 @@ def test_a_clock_that_is_put_back_does_not_put_off_what_is_to_be_told() -> None:
     reconciler = Reconciler(with_pods(running()), agents.post)
     reconciler.look(KEY, 400 * 86400.0, TIME, SECRET)
     agents.silent = set()
-    assert reconciler.look(KEY, 0.0, TIME, SECRET) == 300.0
+    assert reconciler.look(KEY, 0.0, TIME, SECRET) == LOOK_AGAIN_S
     assert len(agents.told) == 1
 
 
@@ -118,7 +119,7 @@ def test_a_word_that_failed_and_is_not_to_be_said_any_more_is_no_reason_to_look_
     store.objects["P2PPolicy", "chat"]["spec"]["mode"] = "Off"
     assert reconciler.look(KEY, 1.0, TIME, SECRET) == 2.0
     store.objects["P2PPolicy", "chat"]["spec"]["mode"] = "On"
-    assert reconciler.look(KEY, 5.0, TIME, SECRET) == 300.0
+    assert reconciler.look(KEY, 5.0, TIME, SECRET) == LOOK_AGAIN_S
 
 
 def test_events_do_not_make_an_agent_that_does_not_answer_be_asked_more_often() -> None:

@@ -18,9 +18,9 @@ TRIAL_RETRY_S = 60.0
 """A trial that failed or was refused is tried again after this long: an image may be pushed, a quota raised."""
 
 
-LOOK_AGAIN_S = 300.0
+LOOK_AGAIN_S = 600.0
 """A cluster is looked at this often without any event, because no watch is perfect. A look is six reads, so 50 clusters
-make one request a second of each replica."""
+make half a request a second of each replica."""
 
 LOOK_AGAIN_TRYING_S = 5.0
 """While a trial runs. Its pod is none of the cluster's, so no event tells of its end, and engines wait for it."""
@@ -104,15 +104,21 @@ def _trial_changes(observed: Observed, now: float) -> list[Change]:
     trial = observed.trial
     is_noted = observed.cluster.status.tried_images == images_digest(observed.cluster)
     if trial is None:
-        is_refused = observed.refusal is not None and now - observed.refusal.at < TRIAL_RETRY_S
+        is_refused = observed.refusal is not None and not _is_long_ago(observed.refusal.at, now)
         return [] if is_noted or is_refused else [Create(trial_pod(observed.cluster))]
     if trial["metadata"].get("deletionTimestamp"):
         return []
-    failed_long_ago = _phase(trial) == "Failed" and now - _ended(trial) >= TRIAL_RETRY_S
+    failed_long_ago = _phase(trial) == "Failed" and _is_long_ago(_ended(trial), now)
     if is_noted or not trial_fits(observed) or failed_long_ago:
         # The next look makes a new one where it is needed.
         return [Delete("Pod", trial["metadata"]["name"], trial["metadata"]["uid"])]
     return []
+
+
+def _is_long_ago(then: float, now: float) -> bool:
+    """Whether a trial may be made again. What seems to be yet to come was noted before a clock was put back, by this
+    process or by a kubelet's."""
+    return not -TRIAL_RETRY_S < now - then < TRIAL_RETRY_S
 
 
 def _ended(trial: Mapping[str, Any]) -> float:
