@@ -249,6 +249,16 @@ def test_the_rights_are_those_that_are_used() -> None:
     assert given == used | _OF_OWNER_REFERENCES
 
 
+def test_the_test_is_there_for_two_engines_and_is_no_part_of_the_webhook_service() -> None:
+    assert not [each for each in rendered() if each["kind"] == "Pod"]
+    objects = rendered("--set", "test.engines={http://a:8000,http://b:8000}")
+    (pod,) = [each for each in objects if each["kind"] == "Pod"]
+    assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
+    assert pod["spec"]["containers"][0]["args"] == ["http://a:8000", "http://b:8000"]
+    selector = _one(objects, "Service", "kvpeer-webhook")["spec"]["selector"]
+    assert not selector.items() <= pod["metadata"]["labels"].items()
+
+
 def test_with_namespaces_given_it_has_no_rights_elsewhere() -> None:
     objects = rendered("--values", str(HERE / "namespaced.values.yaml"))
     bindings = [each for each in objects if each["kind"] == "ClusterRoleBinding"]
@@ -274,6 +284,8 @@ def test_with_namespaces_given_it_has_no_rights_elsewhere() -> None:
         ("networkPolicy.enabled=maybe", "networkPolicy"),
         ("monitoring.scrape.interval=often", "interval"),
         ("monitoring.dashboard.enabled=true", "dashboard"),
+        ("test.engines={http://a:8000}", "engines"),
+        ("test.engines={a,b}", "engines"),
     ],
 )
 def test_a_bad_value_is_refused_with_its_name(value: str, where: str) -> None:
