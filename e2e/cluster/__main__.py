@@ -21,7 +21,13 @@ def main() -> None:
     down.add_argument("--wipe", action="store_true", help="images on the nodes too")
     load = commands.add_parser("load", help="put images on all nodes")
     load.add_argument("images", nargs="+", help="an archive (FILE.tar), or the name of what buildah built here")
-    for name, text in (("cut-power", "end a node at once"), ("restore-power", "start it again")):
+    of_a_node = {
+        "cut-power": "end a node at once",
+        "restore-power": "start it again",
+        "freeze": "stop all its processes",
+        "thaw": "let them go on",
+    }
+    for name, text in of_a_node.items():
         commands.add_parser(name, help=text).add_argument("node")
     partition = commands.add_parser("partition", help="let nothing pass between two nodes, or a node and `host`")
     partition.add_argument("one")
@@ -46,6 +52,10 @@ def _act(arguments: argparse.Namespace) -> None:
             lifecycle.cut_power(arguments.node)
         case "restore-power":
             lifecycle.restore_power(arguments.node)
+        case "freeze":
+            lifecycle.freeze(arguments.node)
+        case "thaw":
+            lifecycle.thaw(arguments.node)
         case "partition":
             network.partition(arguments.one, arguments.other)
         case "reconnect":

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
 from cluster.addresses import PREFIX
 from cluster.processes import await_true
 
-__all__ = ["cgroup_root", "make_cgroups", "remove_cgroups"]
+__all__ = ["cgroup_root", "freeze_cgroup", "make_cgroups", "remove_cgroups"]
 
 _MOUNT = Path("/sys/fs/cgroup")
 _EMPTY_DEADLINE_S = 10.0
@@ -33,6 +33,17 @@ def make_cgroups(node: str) -> None:
                 if (made / file).exists():
                     (made / file).write_text((parent / file).read_text())
             parent = made
+
+
+def freeze_cgroup(node: str, pids: Iterable[int], *, is_frozen: bool) -> None:
+    """These processes and all of the node's pods stop where they are, or go on. Unlike a signal, their parents do not
+    notice it: an `nsenter` whose child is stopped stops, too, and would not go on with it."""
+    folder = _MOUNT / "freezer" / PREFIX / node
+    for pid in pids:
+        (folder / "cgroup.procs").write_text(str(pid))
+    state, wanted = folder / "freezer.state", "FROZEN" if is_frozen else "THAWED"
+    state.write_text(wanted)
+    await_true(lambda: state.read_text().strip() == wanted, f"{node} is {wanted}", _EMPTY_DEADLINE_S)
 
 
 def remove_cgroups(node: str = "") -> None:

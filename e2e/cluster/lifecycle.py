@@ -21,7 +21,7 @@ from cluster.folders import cache_folder, state_folder
 from cluster.keys import kubeconfig, make_keys
 from cluster.processes import await_true, names, running, stop
 
-__all__ = ["cut_power", "down", "is_up", "load_images", "node_numbers", "restore_power", "up"]
+__all__ = ["cut_power", "down", "freeze", "is_up", "load_images", "node_numbers", "restore_power", "thaw", "up"]
 
 READY_DEADLINE_S = 120.0
 _COMMANDS = {
@@ -104,6 +104,16 @@ def restore_power(name: str) -> None:
     """The node starts again, with the images that it had, and joins."""
     nodes.start_node(node_number(name))
     nodes.start_kubelet(node_number(name))
+
+
+def freeze(name: str) -> None:
+    """The node's processes stop where they are; its connections stay open."""
+    nodes.freeze(node_number(name), is_frozen=True)
+
+
+def thaw(name: str) -> None:
+    """They go on."""
+    nodes.freeze(node_number(name), is_frozen=False)
 
 
 def _require(n_nodes: int) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from cluster.addresses import DNS_ADDRESS, PODS_RANGE, node_address, node_name, pods_range
 from cluster.binaries import binary
-from cluster.cgroups import cgroup_root, make_cgroups, remove_cgroups
+from cluster.cgroups import cgroup_root, freeze_cgroup, make_cgroups, remove_cgroups
 from cluster.folders import state_folder
 from cluster.keys import key_file, kubeconfig
 from cluster.network import within
@@ -24,6 +24,7 @@ __all__ = [
     "PAUSE_IMAGE",
     "cut_power",
     "enter",
+    "freeze",
     "import_image",
     "proxy_words",
     "start_containerd",
@@ -148,6 +149,14 @@ def cut_power(number: int) -> None:
     for each in _MOUNTS:
         if each not in _KEPT:
             run("rm", "-rf", "--one-file-system", _folder(number) / each)
+
+
+def freeze(number: int, *, is_frozen: bool) -> None:
+    """Nothing of the node answers and no connection breaks, as when its kernel hangs; or it goes on as if nothing had
+    been. Of its programs and of all that runs in its pods."""
+    name = node_name(number)
+    pids = [running(f"{name}-{part}") for part in ("kubelet", "proxy", "containerd")]
+    freeze_cgroup(name, filter(None, pids), is_frozen=is_frozen)
 
 
 def enter(number: int) -> list[str]:

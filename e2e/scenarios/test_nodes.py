@@ -51,6 +51,21 @@ def test_a_node_that_is_cut_off_is_taken_for_dead_and_found_again(agents: dict[s
     _await_alive(agents, dict.fromkeys(NODES, 3))
 
 
+def test_a_node_that_is_frozen_is_left_out_and_goes_on_as_the_same_member(
+    agents: dict[str, EnginePod], chat: str
+) -> None:
+    before = _runs(agents["n3"])
+    lifecycle.freeze("n3")
+    try:
+        others = {node: agents[node] for node in ("n1", "n2")}
+        _await_alive(others, dict.fromkeys(others, 2))
+    finally:
+        lifecycle.thaw("n3")
+    _await_alive(agents, dict.fromkeys(NODES, 3))
+    assert _runs(agents["n3"]) == before
+    await_condition("node", "n3", "", "Ready", deadline_s=60)
+
+
 def test_a_node_without_power_is_left_out_and_comes_back(agents: dict[str, EnginePod], chat: str) -> None:
     lifecycle.cut_power("n3")
     try:
@@ -87,6 +102,11 @@ def _await_alive(pods: dict[str, EnginePod], wanted: dict[str, int], lasting_s: 
         return {node: _alive(pod) for node, pod in pods.items()}
 
     eventually(lambda: alive() == wanted, f"members alive: {wanted}", NOTICED_DEADLINE_S, lasting_s, alive)
+
+
+def _runs(pod: EnginePod) -> list[str]:
+    """The agents that ran in the pod, by the lines that each writes at its start."""
+    return [line for line in pod.log("kvpeer-agent", n_lines=-1).splitlines() if " of cluster " in line]
 
 
 def _alive(pod: EnginePod) -> float:

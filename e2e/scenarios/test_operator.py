@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 
 import pytest
 from cluster.control_plane import kubectl
 from engines.harness import eventually
+from kvpeer_operator.serving import LIFE, ca_bundle, decoded, is_due, issue, webhook_hosts
 
-from scenarios.installation import RELEASE_NAMESPACE
+from scenarios.installation import OPERATOR, RELEASE_NAMESPACE
 from scenarios.kube import apply, await_condition, condition, delete, get, listed
-from scenarios.pods import peer_cache_cluster, policy
+from scenarios.pods import fake_pod, peer_cache_cluster, policy
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
@@ -78,6 +80,31 @@ def test_operators_that_are_killed_at_work_come_to_the_same_end(chat: str) -> No
         await_condition("pcc", f"many-{index}", chat, "Ready", deadline_s=180)
         delete("pcc", f"many-{index}", chat)
     eventually(lambda: len(listed("secret", chat)) == 1, "what they owned went with them", 60)
+
+
+def test_a_certificate_that_is_over_is_replaced_when_the_operator_starts(chat: str) -> None:
+    """As after a season without an operator. Until then pods are made unchanged, and then they get their agents."""
+    hosts = webhook_hosts("kvpeer-webhook", RELEASE_NAMESPACE)
+    long_ago = datetime.datetime.now(datetime.timezone.utc) - LIFE - datetime.timedelta(days=30)
+    over = issue(hosts, long_ago, None)
+    kubectl(
+        *("patch", "secret", "kvpeer-webhook-certificate", "-n", RELEASE_NAMESPACE, "--type=merge"),
+        *("-p", json.dumps({"data": over.encoded()})),
+    )
+    kubectl("-n", RELEASE_NAMESPACE, "rollout", "restart", OPERATOR)
+    kubectl("-n", RELEASE_NAMESPACE, "rollout", "status", OPERATOR, "--timeout=180s")
+    kept = decoded((get("secret", "kvpeer-webhook-certificate", RELEASE_NAMESPACE) or {})["data"])
+    assert not is_due(kept, hosts, datetime.datetime.now(datetime.timezone.utc))
+    assert kept is not None
+    trusted = (get("mutatingwebhookconfiguration", "kvpeer-injection") or {})["webhooks"][0]["clientConfig"]["caBundle"]
+    assert trusted == ca_bundle(kept)
+    pod = json.dumps(fake_pod("engine"))
+
+    def gets_its_agent() -> bool:
+        made = json.loads(kubectl("create", "-n", chat, "--dry-run=server", "-o", "json", "-f", "-", text=pod))
+        return "initContainers" in made["spec"]
+
+    eventually(gets_its_agent, "the API server trusts the new certificate", 30)
 
 
 def test_the_certificate_survives_the_operator(chat: str) -> None:
