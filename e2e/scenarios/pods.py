@@ -25,6 +25,7 @@ from scenarios.kube import Object, get
 
 __all__ = [
     "CLUSTER_LABEL",
+    "ENGINE_PORT",
     "SKIPPED",
     "EnginePod",
     "engine_pod",

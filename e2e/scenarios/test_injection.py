@@ -63,6 +63,7 @@ SKIPS = {
 }
 
 
+@pytest.mark.core
 def test_a_pod_that_opted_in_gets_its_agent(chat: str) -> None:
     pod = made(fake_pod("engine"), chat)
     assert init_names(pod) == [PAYLOAD, AGENT]
@@ -70,6 +71,7 @@ def test_a_pod_that_opted_in_gets_its_agent(chat: str) -> None:
     assert "--kv-transfer-config" in pod["spec"]["containers"][0]["args"]
 
 
+@pytest.mark.core
 def test_a_pod_that_did_not_opt_in_is_not_changed(chat: str) -> None:
     given = fake_pod("engine", cluster="")
     pod = made(given, chat)
@@ -78,6 +80,7 @@ def test_a_pod_that_did_not_opt_in_is_not_changed(chat: str) -> None:
     assert pod["spec"]["containers"][0]["args"] == given["spec"]["containers"][0]["args"]
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("reason", SKIPS)
 def test_a_pod_that_cannot_be_served_is_made_as_it_is_and_says_why(chat: str, reason: str) -> None:
     given = SKIPS[reason]
@@ -148,6 +151,7 @@ def test_an_agent_that_cannot_start_takes_its_pod_out_of_no_service(chat: str) -
     delete("pod", "served", chat)
 
 
+@pytest.mark.core
 def test_a_policy_reaches_new_pods_and_agents_that_run_and_counts_those_that_do_not_answer(chat: str) -> None:
     apply(fake_pod("old", node="n1"), fake_pod("frozen", node="n2"), namespace=chat)
     old, frozen = (wait_ready(name, chat, deadline_s=90) for name in ("old", "frozen"))
@@ -167,6 +171,7 @@ def test_a_policy_reaches_new_pods_and_agents_that_run_and_counts_those_that_do_
         delete("pod", name, chat)
 
 
+@pytest.mark.core
 def test_without_an_operator_pods_start_unchanged(chat: str) -> None:
     scale_operator(0)
     try:

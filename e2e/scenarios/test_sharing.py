@@ -9,8 +9,9 @@ import pytest
 from cluster.control_plane import kubectl
 from engines.harness import PAGE_TOKENS, eventually, prompt, say
 
+from scenarios.installation import helm, install
 from scenarios.kube import apply, await_condition, get
-from scenarios.pods import EnginePod, engine_pod, policy, wait_ready
+from scenarios.pods import ENGINE_PORT, EnginePod, engine_pod, policy, wait_ready
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
@@ -53,6 +54,7 @@ def findable(pods: list[EnginePod]) -> None:
     eventually(is_so, "every page in a pool is in the directory", FINDABLE_DEADLINE_S, 1.5, counts)
 
 
+@pytest.mark.core
 def test_what_one_engine_computed_another_pulls(engines: list[EnginePod], chat: str) -> None:
     first, second = engines
     tokens = prompt("shared", PROMPT_TOKENS)
@@ -64,6 +66,7 @@ def test_what_one_engine_computed_another_pulls(engines: list[EnginePod], chat: 
     assert first.pulled_tokens() == 0
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("mode", "reason"), [("Off", "mode_off"), ("Shadow", "shadow"), ("", "mode_off"), ("On", "pull")], ids=str
 )
@@ -87,6 +90,12 @@ def test_a_policy_that_changes_reaches_engines_that_run(
     eventually(lambda: second.n_decisions(reason) == decided + 1, f"it was decided by {reason}", 30)
     assert (second.pulled_tokens() > pulled) == (mode == "On")
     assert _restarts(first) == _restarts(second) == 0
+
+
+def test_helm_test_sees_that_two_engines_share(engines: list[EnginePod]) -> None:
+    addresses = ",".join(f"http://{each.address}:{ENGINE_PORT}" for each in engines)
+    install("--set", f"test.engines={{{addresses}}}")
+    assert "Phase:          Succeeded" in helm("test", "kvpeer", "--timeout", "300s")
 
 
 def test_the_cluster_says_that_its_agents_run(engines: list[EnginePod], chat: str) -> None:

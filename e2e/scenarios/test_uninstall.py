@@ -10,7 +10,7 @@ from scenarios.installation import RELEASE_NAMESPACE, install, uninstall
 from scenarios.kube import Object, apply, await_condition, get
 from scenarios.pods import fake_pod, wait_ready
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.core, pytest.mark.timeout(600)]
 
 
 def test_an_upgrade_and_an_uninstallation_leave_pods_and_clusters_as_they_are(chat: str) -> None:
