@@ -23,6 +23,7 @@ from kvpeer_operator.injection import CLUSTER_LABEL
 from kvpeer_operator.kubernetes_api import KubernetesApi, connect
 from kvpeer_operator.metrics import Endpoint, OperatorMetrics
 from kvpeer_operator.models import API_GROUP
+from kvpeer_operator.recent_reads import RecentReads
 from kvpeer_operator.reconciler import Reconciler, admit_pod
 from kvpeer_operator.serving import Serving, ca_bundle, decoded, expires_at, is_due, issue, webhook_hosts
 from kvpeer_operator.telling import post_words
@@ -55,7 +56,8 @@ async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> N
     settings.watching.server_timeout, settings.watching.client_timeout, settings.watching.connect_timeout = 120, 150, 5
     settings.watching.label_selectors["pods"] = CLUSTER_LABEL  # the server's business: other pods never come here
     _endpoints.append(Endpoint.serve(METRICS_PORT, _metrics))
-    memo.api = api = await asyncio.to_thread(connect)
+    api = await asyncio.to_thread(connect)
+    memo.reads = RecentReads(api, time.monotonic)
     folder = Path(os.environ["KVPEER_OPERATOR_CERTIFICATE_DIR"])
     await asyncio.to_thread(_refresh_certificate, api, folder)
     settings.admission.server = kopf.WebhookServer(
@@ -98,7 +100,7 @@ def inject_agent(body: kopf.Body, namespace: str | None, patch: kopf.Patch, memo
     """Gives a pod that opted in its agent, or notes why it has none. In a thread of Kopf's."""
     began_at = time.monotonic()
     try:
-        result, skip = admit_pod(memo.api, dict(body), namespace or "default")
+        result, skip = admit_pod(memo.reads, dict(body), namespace or "default")
     except Exception:
         _metrics.admission_failed(time.monotonic() - began_at)
         raise

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from kvpeer_operator.injection import CLUSTER_LABEL, Patch, Skip, inject, skip_patch
 from kvpeer_operator.injection.names import secret_name, service_name
 from kvpeer_operator.models import P2PPolicy, PeerCacheCluster, PeerCacheClusterStatus
+from kvpeer_operator.recent_reads import Reader
 from kvpeer_operator.reconcile import (
     Apply,
     Change,
@@ -172,7 +173,7 @@ class Reconciler:
         return tuple(modes)
 
 
-def admit_pod(api: Api, pod: _Object, namespace: str) -> tuple[Patch, Skip | None]:
+def admit_pod(api: Reader, pod: _Object, namespace: str) -> tuple[Patch, Skip | None]:
     """What becomes of a pod that is being created, and why it is left alone. Raises whatever the API raises; the
     webhook's failurePolicy then admits the pod unchanged."""
     labels = dict(pod["metadata"].get("labels") or {})

@@ -158,7 +158,7 @@ def test_the_webhook_gives_a_pod_its_agent_through_kopf() -> None:
     _converge(store)
     pod = pod_object()
     patch = kopf.Patch(body=kopf.Body(pod))
-    main.inject_agent(body=kopf.Body(pod), namespace="models", patch=patch, memo=kopf.Memo(api=store))
+    main.inject_agent(body=kopf.Body(pod), namespace="models", patch=patch, memo=kopf.Memo(reads=store))
     after = apply_patch(pod, patch.as_json_patch())
     expected, skip = admit_pod(store, pod, "models")
     assert skip is None
@@ -169,7 +169,7 @@ def test_the_webhook_gives_a_pod_its_agent_through_kopf() -> None:
 def test_the_webhook_notes_why_a_pod_is_left_alone() -> None:
     pod = pod_object()
     patch = kopf.Patch(body=kopf.Body(pod))
-    main.inject_agent(body=kopf.Body(pod), namespace="models", patch=patch, memo=kopf.Memo(api=Store()))
+    main.inject_agent(body=kopf.Body(pod), namespace="models", patch=patch, memo=kopf.Memo(reads=Store()))
     after = apply_patch(pod, patch.as_json_patch())
     assert after["metadata"].pop("annotations")["kvpeer.io/skipped"] == "no-cluster"
     assert after == pod
