@@ -11,27 +11,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import os
 import socket
-import stat
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from pathlib import Path
 
-from kvpeer.agent.config.settings import SOCKET_PATH_BYTES_MAX
 from kvpeer.agent.pool import Locator, PoolService, Puller
-from kvpeer.agent.private_files import private_folder
 from kvpeer.agent.requests import Client, ClientRequests
+from kvpeer.agent.socket_path import prepare_socket_path
 from kvpeer.agent.tasks import BackgroundTasks, escalate
+from kvpeer.core.traces import TraceRing
 from kvpeer.metrics import Metrics
-from kvpeer.model import AgentId, CapacityError, ConfigError, KvPeerError, RemoteProtocolError, Verify
+from kvpeer.model import AgentId, CapacityError, KvPeerError, RemoteProtocolError, Verify
 from kvpeer.wire.codec import decode_client, encode
 from kvpeer.wire.framing import Frame, FrameKind, FrameReader, pack_frame
-from kvpeer.wire.messages import ClientHello, ClientMessage, ClientWelcome, PolicyTold, Refusal, RefusalCode
+from kvpeer.wire.messages import (
+    ClientHello,
+    ClientMessage,
+    ClientWelcome,
+    Inspect,
+    Inspected,
+    PolicyTold,
+    Refusal,
+    RefusalCode,
+)
 
-__all__ = ["ClientLimits", "ClientServer", "prepare_socket_path"]
+__all__ = ["ClientLimits", "ClientServer"]
 
 BACKLOG = 128
 """Connections that wait for accept: all ranks of the largest pod start at once."""
@@ -46,8 +52,14 @@ REQUESTS_MAX = 32
 """Requests of one client under way at once: a connector has one a load thread, one for publishing and one for its
 scheduler."""
 
+TELL_TIMEOUT_S = 2.0
+"""For whoever asked to take a report of a mebibyte from the socket."""
+
 UNREAD_BYTES_MAX = 8 << 20
 """Answers that a client has not read. More than two of the largest frames: it does not read at all and is dropped."""
+
+Inspector = Callable[[Inspect], Awaitable[Inspected]]
+"""Answers a question about the agent, within seconds."""
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +76,8 @@ class ClientServer:
     """Serves the clients of one agent. Belongs to one event loop.
 
     on_clients_changed: called with the number of clients after every change. is_private: whether folder and socket
-    are for this user alone; in a pod they are shared by containers that run as different users.
+    are for this user alone; in a pod they are shared by containers that run as different users. traces: what requests
+    leave behind for people. inspect: answers connections that ask instead of saying hello.
     """
 
     def __init__(
@@ -83,6 +96,8 @@ class ClientServer:
         *,
         is_private: bool = True,
         on_clients_changed: Callable[[int], None] = lambda n_clients: None,
+        traces: TraceRing | None = None,
+        inspect: Inspector | None = None,
     ) -> None:
         self._path = path
         self._agent_id = agent_id
@@ -94,7 +109,9 @@ class ClientServer:
         self._limits = limits
         self._is_private = is_private
         self._on_clients_changed = on_clients_changed
-        self._requests = ClientRequests(pool, locator, puller, clock, limits.batch_pages_max, metrics)
+        self._inspect = inspect
+        ring = TraceRing() if traces is None else traces
+        self._requests = ClientRequests(pool, locator, puller, clock, limits.batch_pages_max, metrics, ring)
         self._listener: socket.socket | None = None
         self._path_lock = -1
         self._accepting: asyncio.Task[None] | None = None
@@ -165,7 +182,11 @@ class ClientServer:
         """One connection from accept to its end."""
         with sock:
             try:
-                client = await self._greet(sock)
+                frame = await asyncio.wait_for(self._first_frame(sock), HELLO_TIMEOUT_S)
+                if self._inspect is not None and (question := _question(frame)):
+                    await self._tell(sock, frame.id, self._inspect(question))
+                    return
+                client = self._greet(sock, frame)
             except asyncio.TimeoutError:  # an OSError, too, from Python 3.11 on
                 self._refused("hello_timeout")
                 _log.warning("a client was not let in: no hello within %s s", HELLO_TIMEOUT_S)
@@ -187,9 +208,15 @@ class ClientServer:
                 self._on_clients_changed(self._n_clients)
                 _log.info("client %s left", client.name)
 
-    async def _greet(self, sock: socket.socket) -> Client:
+    async def _tell(self, sock: socket.socket, frame_id: int, answering: Awaitable[Inspected]) -> None:
+        try:
+            frame = pack_frame(FrameKind.REPLY, frame_id, encode(await answering))
+        except CapacityError as error:
+            frame = pack_frame(FrameKind.ERROR, frame_id, encode(Refusal(RefusalCode.BUSY, str(error))))
+        await asyncio.wait_for(asyncio.get_running_loop().sock_sendall(sock, frame), TELL_TIMEOUT_S)
+
+    def _greet(self, sock: socket.socket, frame: Frame) -> Client:
         """The client, after its hello was checked and answered. A refusal is sent before the error is raised."""
-        frame = await asyncio.wait_for(self._first_frame(sock), HELLO_TIMEOUT_S)
         try:
             hello = self._checked_hello(frame)
             cohort = self._pool.join(hello)
@@ -327,55 +354,10 @@ class ClientServer:
             writer.transport.abort()
 
 
-def prepare_socket_path(path: str, *, is_private: bool) -> int:
-    """Makes the socket's folder where it is missing and removes a socket that an earlier agent left behind. Returns
-    the descriptor of a lock that makes the path this agent's until it is closed.
-
-    The lock is on `<path>.lock`: a socket that another agent has bound and does not listen at yet looks like one that
-    was left behind.
-
-    Raises:
-        ConfigError: the path is too long, the folder is open to others though the socket is private, or an agent
-        serves there.
-    """
-    n_bytes = len(os.fsencode(path))
-    if n_bytes > SOCKET_PATH_BYTES_MAX:
-        raise ConfigError(
-            f"the socket path {path} has {n_bytes} bytes, but Unix sockets have room for {SOCKET_PATH_BYTES_MAX}: "
-            "choose a shorter folder (agent.socket)"
-        )
-    folder = Path(path).parent
-    if is_private:
-        private_folder(folder)
-    else:
-        folder.mkdir(parents=True, exist_ok=True)
+def _question(frame: Frame) -> Inspect | None:
+    """The first message, if it is a question; what is wrong with another one is said to whoever says hello."""
     try:
-        lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise ConfigError(f"cannot open {path}.lock: {error.strerror}; choose another agent.socket") from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        _remove_left_behind(path)
-    except BlockingIOError as error:
-        os.close(lock)
-        raise ConfigError(f"another agent serves at {path}: stop it or choose another agent.socket") from error
-    except ConfigError:
-        os.close(lock)
-        raise
-    return lock
-
-
-def _remove_left_behind(path: str) -> None:
-    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
-        try:
-            probe.connect(path)
-        except FileNotFoundError:
-            return
-        except ConnectionRefusedError:
-            if not stat.S_ISSOCK(os.lstat(path).st_mode):
-                raise ConfigError(f"{path} exists and is not a socket: choose another agent.socket") from None
-            os.unlink(path)
-            return
-        except OSError as error:
-            raise ConfigError(f"{path} exists and is not an agent's socket: {error}") from error
-    raise ConfigError(f"another agent serves at {path}: stop it or choose another agent.socket")
+        message = decode_client(frame.body)
+    except RemoteProtocolError:
+        return None
+    return message if isinstance(message, Inspect) else None

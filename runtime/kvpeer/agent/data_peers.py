@@ -125,6 +125,10 @@ class DataPeers:
         with self._lock:
             return Counter(peer.name for peer in self._peers.values())
 
+    def preferred(self) -> str:
+        """The transport that producers are read by where both sides can."""
+        return "tcp" if self.device is None else "verbs"
+
     def fetch(self, producer: AgentId, batch: FetchBatch, deadline: float) -> FetchResult:
         """Fetches from a living member, verified. Blocks until `deadline` (monotonic seconds) at most; after the return
         nothing writes to the destinations. Thread-safe; raises nothing but programming errors."""

@@ -14,7 +14,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,8 @@ from kvpeer.agent.disk import DiskTier
 from kvpeer.agent.disk_first import DiskFirst
 from kvpeer.agent.fetch_threads import FetchThreads
 from kvpeer.agent.http import HttpEndpoint
-from kvpeer.agent.links import LinkEnd, PeerLinks
+from kvpeer.agent.inspector import Inspector
+from kvpeer.agent.links import PeerLinks
 from kvpeer.agent.locator import PeerLocator
 from kvpeer.agent.membership import MembershipService, Seed
 from kvpeer.agent.observer import Observer
@@ -44,6 +45,7 @@ from kvpeer.agent.puller import PeerPuller, Services
 from kvpeer.agent.rdma import open_rdma
 from kvpeer.agent.remote_disk import RemoteDisks
 from kvpeer.agent.security import open_security
+from kvpeer.agent.status import OwnStatus
 from kvpeer.agent.tasks import BackgroundTasks, is_fatal
 from kvpeer.agent.told_policy import ToldPolicy
 from kvpeer.agent.touches import Touches
@@ -51,11 +53,13 @@ from kvpeer.core.breaker import Breakers
 from kvpeer.core.directory import DirectoryShard
 from kvpeer.core.membership import MembersChanged, Membership
 from kvpeer.core.negative import NegativeCache
+from kvpeer.core.pairs import PairLedger
 from kvpeer.core.producers import Producers
 from kvpeer.core.publisher import REGISTRY_PARTITION_RECORDS_MAX, Publisher
 from kvpeer.core.pull import Pulls
 from kvpeer.core.ring import Ring
 from kvpeer.core.slots import SlotTable
+from kvpeer.core.traces import TraceRing
 from kvpeer.core.view import ClusterView
 from kvpeer.metrics import build
 from kvpeer.model import AGENT_ID_BYTES, AgentId, ConfigError, Verify
@@ -200,9 +204,10 @@ class Agent:
         )
         producers = Producers(self._view, self._fetches, NegativeCache(), threads.in_flight)
         self._locator = PeerLocator(self._directory, self._lookups, producers, self._metrics, clock)
+        self._traces, self._pairs = TraceRing(), PairLedger()
         services = Services(
             self._pool_service, self._locator, self._directory, self._touches, self._corrupt_pages,
-            RemoteDisks(self._links), self._metrics, self._peers.transport, clock,
+            RemoteDisks(self._links), self._metrics, self._peers.transport, self._traces, self._pairs, clock,
         )  # fmt: skip
         self._puller = PeerPuller(services, Pulls(producers, self._locator.recent), threads)
         locator: Locator = self._locator
@@ -213,8 +218,18 @@ class Agent:
             config.agent.socket, self.agent_id, self._pool_service, self._pool.payload_bytes, config.pool.extent_bytes,
             self._verify, locator, puller, clock, self._metrics,
             ClientLimits(config.limits.clients_max, config.limits.batch_pages_max),
-            is_private=self._is_embedded, on_clients_changed=self._clients_changed,
+            is_private=self._is_embedded, on_clients_changed=self._clients_changed, traces=self._traces,
+            inspect=self._build_inspector(clock).answer,
         )  # fmt: skip
+
+    def _build_inspector(self, clock: Callable[[], float]) -> Inspector:
+        own = OwnStatus(
+            self.info, self.config, self._pool, self._pool_service, self._disk, self._placement, self._view,
+            {"lookup": self._lookups, "data": self._fetches}, self._pairs, self._traces, self._peers.preferred,
+            self.health, clock, clock(),
+        )  # fmt: skip
+        self._inspector = Inspector(own, self._membership, self._links)
+        return self._inspector
 
     def _build_pool_service(self) -> None:
         config, clock, opened = self.config, time.monotonic, self._placement.extent_opened
@@ -246,6 +261,7 @@ class Agent:
         self._observer = observer = Observer(
             self._metrics, self._pool_service, self._pool, self._server, self._directory, self._membership,
             {"lookup": self._lookups, "data": self._fetches}, self._clients, self._peers, self._disk, self._placement,
+            self._traces,
         )  # fmt: skip
         observer.describe(__version__, config)
         self._placement.log()
@@ -260,9 +276,10 @@ class Agent:
             **self._touches.handlers(),
             **self._corrupt_pages.handlers(),
             **self._admissions.handlers(),
+            **self._inspector.handlers(),
             **(self._promotions.handlers() if self._disk else {}),
         }
-        self._links.start(self.info, handlers, self)
+        self._links.start(self.info, handlers, self._membership)
         self._directory.members_changed(self._view.ring, self._view.alive)
         self._pool_service.start()
         await self._clients.start()
@@ -341,25 +358,6 @@ class Agent:
         if (told.host, told.control_port, told.data_port) != here:
             _log.info("peers are told %s:%d, pages at port %d", told.host, told.control_port, told.data_port)
 
-    # ---- what the links tell (LinkEvents)
-
-    def members(self) -> Collection[AgentInfo]:
-        """See LinkEvents."""
-        return self._membership.alive_infos()
-
-    def link_up(self, info: AgentInfo) -> None:
-        """See LinkEvents."""
-        self._membership.link_up(info)
-
-    def link_down(self, agent_id: AgentId, end: LinkEnd) -> None:
-        """See LinkEvents."""
-        if end is LinkEnd.RESET:
-            self._membership.link_broke(agent_id)
-
-    def unreachable(self, agent_id: AgentId, reason: str) -> None:
-        """See LinkEvents."""
-        self._membership.link_broke(agent_id)
-
     # ---- what the event loop tells
 
     def _loop_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -381,6 +379,7 @@ class Agent:
             self._admissions.revoke(agent_id)
             self._lookups.forget(agent_id)
             self._fetches.forget(agent_id)
+            self._pairs.forget(agent_id)
             self._peers.forget(agent_id)
         self._links.know(change.alive)
         self._directory.members_changed(self._view.ring, self._view.alive)

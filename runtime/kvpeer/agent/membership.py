@@ -11,6 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Protocol
 
+from kvpeer.agent.links import LinkEnd
 from kvpeer.core.membership import JoinSeed, MemberMessage, MembersChanged, Membership, Send, heard
 from kvpeer.core.membership.effects import Effect
 from kvpeer.model import AgentId, KvPeerError
@@ -78,6 +79,19 @@ class MembershipService:
     def link_up(self, info: AgentInfo) -> None:
         """An authenticated peer said who it is."""
         self._perform(self.machine.hello(info, self._clock()))
+
+    def members(self) -> Collection[AgentInfo]:
+        """See LinkEvents."""
+        return self.alive_infos()
+
+    def link_down(self, agent_id: AgentId, end: LinkEnd) -> None:
+        """See LinkEvents."""
+        if end is LinkEnd.RESET:
+            self.link_broke(agent_id)
+
+    def unreachable(self, agent_id: AgentId, reason: str) -> None:
+        """See LinkEvents."""
+        self.link_broke(agent_id)
 
     def link_broke(self, agent_id: AgentId) -> None:
         """A link was reset or could not be made."""

@@ -18,6 +18,7 @@ from kvpeer.agent.pool import PoolService
 from kvpeer.core.breaker import Breakers, BreakerState
 from kvpeer.core.disk import Condition
 from kvpeer.core.membership import MemberState
+from kvpeer.core.traces import TraceRing
 from kvpeer.metrics import Metrics
 from kvpeer.model import AgentId
 from kvpeer.native import DataServer, Pool
@@ -47,6 +48,7 @@ class Observer:
         peers: DataPeers,
         disk: DiskTier | None,
         placement: Placement,
+        traces: TraceRing,
     ) -> None:
         self._metrics = metrics
         self._pool = pool
@@ -59,6 +61,7 @@ class Observer:
         self._peers = peers
         self._disk = disk
         self._placement = placement
+        self._traces = traces
         self._beat_at = time.monotonic()
 
     def health(self) -> str:
@@ -114,6 +117,9 @@ class Observer:
         metrics.advance("kvpeer_pool_evicted_pages_total", stats.n_evicted)
         metrics.advance("kvpeer_pool_expired_pages_total", stats.n_expired)
         metrics.advance("kvpeer_pool_corrupt_pages_total", stats.n_corrupt)
+        metrics.gauge("kvpeer_traces_kept").set(len(self._traces))
+        metrics.gauge("kvpeer_traces_memory_bytes").set(self._traces.n_bytes)
+        metrics.advance("kvpeer_traces_dropped_total", self._traces.n_dropped_by_engines)
         metrics.gauge("kvpeer_agent_clients").set(self._clients.n_clients)
         metrics.gauge("kvpeer_agent_namespaces").set(self._pool.n_cohorts)
 

@@ -24,6 +24,7 @@ from kvpeer.agent.pool import PoolService
 from kvpeer.agent.remote_disk import RemoteDisks
 from kvpeer.agent.touches import Touches
 from kvpeer.core.chain import ChainSlice
+from kvpeer.core.pairs import PairLedger
 from kvpeer.core.pull import (
     Ask,
     Commit,
@@ -40,13 +41,17 @@ from kvpeer.core.pull import (
     Reserve,
     Touched,
 )
+from kvpeer.core.traces import TraceRing
 from kvpeer.metrics import Metrics
 from kvpeer.model import AgentId, Outcome
 from kvpeer.native import PART_DTYPE
-from kvpeer.transport import FetchBatch
+from kvpeer.transport import FetchBatch, FetchResult
 from kvpeer.waits import is_set_within
 
 __all__ = ["PeerPuller", "Services"]
+
+ERROR_CHARS_MAX = 200
+"""Of a fetch's error, in a trace."""
 
 _log = logging.getLogger(__name__)
 
@@ -63,6 +68,8 @@ class Services:
     disks: RemoteDisks
     metrics: Metrics
     transport: str
+    traces: TraceRing
+    pairs: PairLedger
     clock: Callable[[], float] = time.monotonic
 
 
@@ -111,7 +118,7 @@ class PeerPuller:
             self._pulls.end(plan)
             del self._ended[plan]
             ended.set()
-            self._count(plan)
+            self._count(plan, cohort)
 
     async def _perform(self, plan: PullPlan, cohort: Cohort, effects: Sequence[Effect]) -> None:
         """Does what can be done at once, then asks what takes time, all side by side, and does what follows."""
@@ -150,9 +157,25 @@ class PeerPuller:
             indices = question.indices[ask.portion.places]
             reservation = await self._s.pool.reserve_for_pull(cohort, question.chain, indices, ask.deadline)
             return plan.reserved(ask, reservation, self._s.clock())
+        began_at = self._s.clock()
         fetched = await self._threads.fetch(ask.portion.producer, self._batch(ask), ask.deadline)
         self._transports[plan] = fetched.transport or self._s.transport
+        self._note(plan, cohort, ask, fetched, began_at)
         return plan.fetched(ask, fetched, self._s.clock())
+
+    def _note(self, plan: PullPlan, cohort: Cohort, ask: Fetch, fetched: FetchResult, began_at: float) -> None:
+        """For people who ask later what moved. What was not asked of the producer says nothing about it."""
+        if not fetched.n_asked:
+            return
+        now, producer, question = self._s.clock(), ask.portion.producer, plan.question
+        counts = np.bincount(fetched.outcomes[: fetched.n_asked], minlength=len(Outcome)).tolist()
+        n_bytes, transport = counts[Outcome.HIT] * cohort.shape.page_bytes, self._transports[plan]
+        error = "" if fetched.error is None else str(fetched.error)[:ERROR_CHARS_MAX]
+        self._s.traces.moved(
+            question.request, cohort.namespace, question.chain.keys, producer, transport, counts, n_bytes, error,
+            began_at, now,
+        )  # fmt: skip
+        self._s.pairs.fetched(producer, transport, counts, n_bytes, error, now - began_at, now)
 
     def _batch(self, fetch: Fetch) -> FetchBatch:
         holders = fetch.portion.holders
@@ -175,11 +198,15 @@ class PeerPuller:
             _log.error("%d pages of producer %s have wrong bytes", len(effect.slots), effect.producer.hex())
             self._s.corrupt_pages.report(effect.producer, effect.keys, effect.slots, effect.generations)
 
-    def _count(self, plan: PullPlan) -> None:
+    def _count(self, plan: PullPlan, cohort: Cohort) -> None:
         """By the transport of the pull's last fetch: nearly always that of all."""
         transport = self._transports.pop(plan, self._s.transport)
         for outcome, n in plan.asked.items():
             self._asked.labels(outcome=outcome.name.lower(), transport=transport).inc(n)
         for reason, n in plan.unasked.items():
             self._unasked.labels(reason=reason.value).inc(n)
+        if plan.unasked:
+            unasked = [(reason.value, n) for reason, n in plan.unasked.items()]
+            question = plan.question
+            self._s.traces.unasked(question.request, cohort.namespace, question.chain.keys, unasked, self._s.clock())
         self._pulled_bytes.labels(transport=transport).inc(plan.asked[Outcome.HIT] * plan.question.shape.page_bytes)

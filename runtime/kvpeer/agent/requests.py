@@ -20,6 +20,7 @@ from kvpeer.agent.tasks import escalate
 from kvpeer.core.chain import ChainSlice
 from kvpeer.core.slot_effects import ReserveStatus
 from kvpeer.core.sources import offers_within
+from kvpeer.core.traces import TraceRing
 from kvpeer.metrics import Metrics
 from kvpeer.model import AGENT_ID_BYTES, KEY_BYTES, AgentId, CapacityError, Outcome, RemoteProtocolError
 from kvpeer.wire.messages import (
@@ -36,6 +37,7 @@ from kvpeer.wire.messages import (
     Reserve,
     Reserved,
     Reset,
+    Traced,
 )
 from kvpeer.wire.packing import U1, U4, U8, count, n_chain_keys, pack, unpack
 
@@ -77,7 +79,9 @@ class ClientRequests:
         clock: Callable[[], float],
         batch_pages_max: int,
         metrics: Metrics,
+        traces: TraceRing,
     ) -> None:
+        self._traces = traces
         self._pool = pool
         self._locator = locator
         self._puller = puller
@@ -99,7 +103,7 @@ class ClientRequests:
             CapacityError: the batch is too large, or the client has too many pins.
         """
         if isinstance(message, Locate):
-            return await self._locate(message, deadline - ANSWER_MARGIN_S)
+            return await self._locate(client, message, deadline - ANSWER_MARGIN_S)
         if isinstance(message, Fetch):
             return await self._fetch(client, message, deadline - ANSWER_MARGIN_S)
         if isinstance(message, Reserve):
@@ -128,12 +132,14 @@ class ClientRequests:
             n = count(message.slots, 4, "slots")
             slots = unpack(message.slots, U4, n, "slots")
             self._pool.abandon(client.number, slots, unpack(message.generations, U4, n, "generations"))
+        elif isinstance(message, Traced):
+            self._traces.told(client.cohort.namespace, message.traces, message.n_dropped, self._clock())
         else:
             raise RemoteProtocolError(f"{type(message).__name__} is not a notice of a client")
 
     # ---- one message each
 
-    async def _locate(self, message: Locate, deadline: float) -> Located:
+    async def _locate(self, client: Client, message: Locate, deadline: float) -> Located:
         chain = self._chain(message)
         request = message.request[:TEXT_CHARS_MAX]
         began_at = self._clock()
@@ -145,9 +151,11 @@ class ClientRequests:
             found_at_peers = await self._locator.locate(chain, missing, request, deadline)
             statuses[missing], reason = found_at_peers.statuses, found_at_peers.reason
             offered = offers_within(found_at_peers.offers, missing, len(chain))
-        for outcome, n in zip(LOCATE_OUTCOMES, np.bincount(statuses, minlength=len(LOCATE_OUTCOMES)), strict=False):
-            self._located.labels(outcome=outcome).inc(int(n))
-        self._locate_seconds.observe(self._clock() - began_at)
+        counts, now = np.bincount(statuses, minlength=len(LOCATE_OUTCOMES)).tolist(), self._clock()
+        for outcome, n in zip(LOCATE_OUTCOMES, counts, strict=False):
+            self._located.labels(outcome=outcome).inc(n)
+        self._locate_seconds.observe(now - began_at)
+        self._traces.located(request, client.cohort.namespace, chain.keys, counts, reason, offered, began_at, now)
         return Located(
             pack(statuses, U1),
             reason,
@@ -157,14 +165,13 @@ class ClientRequests:
         )
 
     async def _fetch(self, client: Client, message: Fetch, deadline: float) -> Fetched:
-        chain = self._chain(message)
+        chain, request = self._chain(message), message.request[:TEXT_CHARS_MAX]
         began_at = self._clock()
         found = self._pool.pin(client.number, chain.keys)
         outcomes = np.where(found.resident, Outcome.HIT, Outcome.MISS).astype(np.uint8)
         missing = np.flatnonzero(~found.resident)
         if len(missing):
-            request, source = message.request[:TEXT_CHARS_MAX], _source_of(message)
-            outcomes[missing] = await self._pull(client, chain, missing, request, deadline, source)
+            outcomes[missing] = await self._pull(client, chain, missing, request, deadline, _source_of(message))
             first_pin = found.pin
             try:
                 # Pinned again as one: what was pulled may be evicted by now, and what was here may be withdrawn.
@@ -173,8 +180,9 @@ class ClientRequests:
                 self._pool.release(client.number, first_pin)
             outcomes[(outcomes == Outcome.HIT) & ~found.resident] = Outcome.MISS
             outcomes[found.resident] = Outcome.HIT
-        self._count_fetched(outcomes, missing)
-        self._fetch_seconds.observe(self._clock() - began_at)
+        n_own, pulled, now = len(chain) - len(missing), self._count_fetched(outcomes, missing), self._clock()
+        self._fetch_seconds.observe(now - began_at)
+        self._traces.fetched(request, client.cohort.namespace, chain.keys, n_own, pulled, began_at, now)
         return Fetched(
             pack(outcomes, U1),
             pack(found.slots, U4),
@@ -184,11 +192,14 @@ class ClientRequests:
             int(self._pool.pin_ttl_s * 1000),
         )
 
-    def _count_fetched(self, outcomes: NDArray[np.uint8], pulled: NDArray[np.int64]) -> None:
-        """Each page once, by what the engine got; `pulled`: which were not in the own pool."""
+    def _count_fetched(self, outcomes: NDArray[np.uint8], pulled: NDArray[np.int64]) -> list[int]:
+        """Counts each page once, by what the engine got; `pulled`: which were not in the own pool. Returns these by
+        outcome."""
         self._fetched.labels(outcome="hit", transport="shm").inc(len(outcomes) - len(pulled))
-        for outcome, n in zip(Outcome, np.bincount(outcomes[pulled], minlength=len(Outcome)), strict=True):
-            self._fetched.labels(outcome=outcome.name.lower(), transport="tcp").inc(int(n))
+        counts: list[int] = np.bincount(outcomes[pulled], minlength=len(Outcome)).tolist()
+        for outcome, n in zip(Outcome, counts, strict=True):
+            self._fetched.labels(outcome=outcome.name.lower(), transport="tcp").inc(n)
+        return counts
 
     async def _pull(
         self,

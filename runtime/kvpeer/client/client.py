@@ -48,6 +48,7 @@ from kvpeer.wire.messages import (
     Reserve,
     Reserved,
     Reset,
+    Traced,
 )
 from kvpeer.wire.packing import U1, U4, U8, count, pack, unpack
 
@@ -262,6 +263,15 @@ class Client:
             self._failed("reset", error)
             return False
         return True
+
+    def tell(self, traces: Traced) -> bool:
+        """Gives the agent what people may want to know of requests later; whether it was taken. Blocks for a second at
+        most."""
+        try:
+            with self._session.link() as link:
+                return link.tell(traces)
+        except KvPeerError:
+            return False
 
     # ---- one batch
 

@@ -37,6 +37,7 @@ from kvpeer.wire.messages import (
     Refusal,
     RefusalCode,
     Release,
+    Traced,
 )
 
 __all__ = ["AgentSilentError", "Link", "open_link"]
@@ -148,6 +149,15 @@ class Link:
             self._send(pack_frame(FrameKind.NOTICE, 0, encode(message)), time.monotonic() + GIVE_BACK_TIMEOUT_S)
         except PeerUnavailableError:
             self.shutdown()
+
+    def tell(self, message: Traced) -> bool:
+        """Tells the agent something that may be lost; whether it was taken. Blocks only while the agent does not read,
+        for GIVE_BACK_TIMEOUT_S at most."""
+        try:
+            self._send(pack_frame(FrameKind.NOTICE, 0, encode(message)), time.monotonic() + GIVE_BACK_TIMEOUT_S)
+        except PeerUnavailableError:
+            return False
+        return True
 
     def serve(self, late: Callable[[ClientMessage], None]) -> PeerUnavailableError:
         """Reads until the connection ends; returns why. `late` gets the answers whose askers have given up."""

@@ -15,6 +15,7 @@ from kvpeer.core.policy import Candidate, Decision, Ledger, Load, Located, Polic
 from kvpeer.core.policy.costs import PROMPT_TOKENS_MIN, STEP_TOKENS
 from kvpeer.core.reasons import DecisionReason
 from kvpeer.engines.pace import Pace
+from kvpeer.engines.traces import NO_LOOKUP, NO_TRACES, DecisionTraces, Lookup
 
 __all__ = ["EnginePolicy", "PolicyMeter"]
 
@@ -60,6 +61,7 @@ class EnginePolicy:
     step_tokens: int = STEP_TOKENS
     pace: Pace = field(default_factory=Pace)
     """Of the steps so far."""
+    traces: DecisionTraces = NO_TRACES
     _ledger: Ledger = field(init=False)
     _steps: dict[int, _Step] = field(default_factory=dict)
     _last_output_at: float = 0.0
@@ -79,9 +81,11 @@ class EnginePolicy:
         load: Load,
         *,
         is_counted: bool = True,
+        lookup: Lookup = NO_LOOKUP,
     ) -> Decision:
-        """See `Ledger.decide`. is_counted: False for one that is only asked again."""
+        """See `Ledger.decide`. is_counted: False for one that is only asked again. lookup: for the request's trace."""
         decision = self._ledger.decide(request, local_tokens, located, candidates, load, self.clock())
+        self.traces.decided(request, local_tokens, located, candidates, decision, lookup)
         if is_counted:
             self._show_guarded()
             self.meter.count("decisions", decision.reason.value)
@@ -112,6 +116,8 @@ class EnginePolicy:
         """All ranks' loads of these requests are over and reported."""
         for request in requests:
             known = self._reports.pop(request, None)
+            if known is not None:
+                self.traces.loaded(request, known.n_tokens, known.seconds, is_void=known.is_void)
             if known is None or known.is_void:
                 self._ledger.forget(request)
             else:
@@ -121,6 +127,7 @@ class EnginePolicy:
         """The request is over; a pull of it that is still under way says nothing."""
         self._reports.pop(request, None)
         self._ledger.forget(request)
+        self.traces.over(request)
 
     # ---- steps
 

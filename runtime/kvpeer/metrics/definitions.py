@@ -35,6 +35,11 @@ _PEER_REFUSALS = ("tls", "version", "protocol", "hello_timeout", "cluster", "ide
 METRICS: tuple[Metric, ...] = (
     gauge("kvpeer_agent_info", "", "1; the labels describe this run.", "Which versions and modes run?",
           version=OPEN, cluster=OPEN, verify=OPEN, security=OPEN),
+    gauge("kvpeer_traces_kept", "", "Requests that `kvpeer explain` can be asked about.",
+          "How far back can it be asked why a request did not hit?"),
+    gauge("kvpeer_traces_memory_bytes", "bytes", "Memory of these traces.", "Is it bounded?"),
+    counter("kvpeer_traces_dropped_total", "", "Traces that engines had no room to keep, or could not send.",
+            "Are explanations incomplete?"),
     gauge("kvpeer_agent_namespaces", "", "Namespaces among the engines of this agent.",
           "Do engines that should share pages have different namespaces?"),
     gauge("kvpeer_agent_clients", "", "Engine processes that are connected.", "Is the engine connected?"),

@@ -13,10 +13,14 @@ from typing import Annotated
 
 import msgspec
 
-from kvpeer.model import AGENT_ID_BYTES, N_PARTITIONS
+from kvpeer.model import AGENT_ID_BYTES, KEY_BYTES, N_PARTITIONS
 
 __all__ = [
     "EXTENTS_TOLD_MAX",
+    "INSPECTED_KEYS_MAX",
+    "SUBJECT_CHARS_MAX",
+    "TRACED_HOLDERS_MAX",
+    "TRACES_MAX",
     "UPDATES_MAX",
     "Abandon",
     "AgentInfo",
@@ -38,6 +42,8 @@ __all__ = [
     "Fetched",
     "Gossip",
     "Holders",
+    "Inspect",
+    "Inspected",
     "Locate",
     "Located",
     "Lookup",
@@ -61,12 +67,14 @@ __all__ = [
     "RefusalCode",
     "Release",
     "Repair",
+    "RequestTrace",
     "Reserve",
     "Reserved",
     "Reset",
     "StaleReport",
     "Synced",
     "Touch",
+    "Traced",
 ]
 
 
@@ -95,11 +103,24 @@ EXTENTS_TOLD_MAX = 4096
 VARIABLES_MAX = 64
 """Variables of a policy; an engine has four that may change while it runs."""
 
+SUBJECT_CHARS_MAX = 256
+"""Of a question about a request or a key: what an agent keeps of a request's id."""
+
+INSPECTED_KEYS_MAX = 4096
+"""Keys in one question: a prompt of 65,000 tokens in pages of 16."""
+
+TRACES_MAX = 256
+"""Traces in one message: a second of a busy engine, 50 KiB."""
+
+TRACED_HOLDERS_MAX = 16
+"""Producers that a trace names: as many as an answer to a Locate offers."""
+
 _QueuePairEnd = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 _Id = Annotated[bytes, msgspec.Meta(min_length=AGENT_ID_BYTES, max_length=AGENT_ID_BYTES)]
 _Name = Annotated[str, msgspec.Meta(max_length=253)]  # as long as a DNS name
 _Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 _Counter = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+_Subject = Annotated[str, msgspec.Meta(max_length=SUBJECT_CHARS_MAX)]
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True):
@@ -140,6 +161,22 @@ class Refusal(Message, frozen=True, tag=61):
 
     code: str
     message: str
+
+
+class Inspect(Message, frozen=True, tag=62):
+    """Asks an agent what it knows, for people: `topic` is `status`, or `explain` for the request, or the key in hex,
+    that `subject` names; `keys` (packed) are pages of a prompt. Answer: Inspected. The first message of a connection to
+    the client socket may be one instead of a hello; the agent then asks the other members as well, and closes."""
+
+    topic: _Name
+    subject: _Subject = ""
+    keys: Annotated[bytes, msgspec.Meta(max_length=INSPECTED_KEYS_MAX * KEY_BYTES)] = b""
+
+
+class Inspected(Message, frozen=True, tag=63):
+    """JSON in UTF-8. Between agents of different releases fields may be missing or new."""
+
+    report: bytes
 
 
 # ---- between agents --------------------------------------------------------------------------------------------------
@@ -405,6 +442,8 @@ PeerMessage = (
     | Extents
     | Canary
     | CanaryRead
+    | Inspect
+    | Inspected
     | Ok
     | Refusal
 )
@@ -548,6 +587,46 @@ class PolicyTold(Message, frozen=True, tag=53):
     variables: Annotated[dict[_Name, _Name], msgspec.Meta(max_length=VARIABLES_MAX)]
 
 
+class RequestTrace(Message, frozen=True, tag=54):
+    """What an engine did with one request. All tokens count from the prompt's beginning: the engine itself had
+    `local_tokens`, with the own pool's pages `resident_tokens`, with those of peers `reachable_tokens`; `holders` (16
+    bytes each) are producers with whose pages it would reach `reaches` (u32 each). `reason`: of the decision, or why
+    there was none, by its name in `core/advice.py`; `source` was to be asked first for the `n_tokens` that were wanted.
+    `pull_us` and `prefill_us` are estimates, 0 where there are none. `outcome`: what came of it; `loaded_tokens` were
+    loaded in `load_us`. `age_us`: how long ago, when it was sent, the decision was."""
+
+    request: _Subject
+    prompt_tokens: _Counter
+    page_tokens: _Counter
+    page_bytes: _Counter
+    local_tokens: _Counter
+    resident_tokens: _Counter
+    reachable_tokens: _Counter
+    holders: Annotated[bytes, msgspec.Meta(max_length=TRACED_HOLDERS_MAX * AGENT_ID_BYTES)]
+    reaches: Annotated[bytes, msgspec.Meta(max_length=TRACED_HOLDERS_MAX * 4)]
+    lookup_us: _Counter
+    lookup_reason: _Name
+    reason: _Name
+    n_tokens: _Counter
+    wait_us: _Counter
+    source: Annotated[bytes, msgspec.Meta(max_length=AGENT_ID_BYTES)]
+    pull_us: _Counter
+    pull_deviation_us: _Counter
+    prefill_us: _Counter
+    are_costs_known: bool
+    outcome: _Name
+    loaded_tokens: _Counter
+    load_us: _Counter
+    age_us: _Counter
+
+
+class Traced(Message, frozen=True, tag=55):
+    """A notice: what became of requests since the last one; `n_dropped` more were not kept."""
+
+    traces: Annotated[list[RequestTrace], msgspec.Meta(max_length=TRACES_MAX)]
+    n_dropped: _Counter
+
+
 ClientMessage = (
     ClientHello
     | ClientWelcome
@@ -563,6 +642,9 @@ ClientMessage = (
     | Abandon
     | Reset
     | PolicyTold
+    | Traced
+    | Inspect
+    | Inspected
     | Ok
     | Refusal
 )

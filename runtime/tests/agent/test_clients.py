@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from kvpeer.agent.clients import prepare_socket_path
+from kvpeer.agent.socket_path import prepare_socket_path
 from kvpeer.model import ConfigError
 
 

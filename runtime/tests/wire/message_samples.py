@@ -25,6 +25,8 @@ from kvpeer.wire.messages import (
     Fetched,
     Gossip,
     Holders,
+    Inspect,
+    Inspected,
     Locate,
     Located,
     Lookup,
@@ -47,12 +49,14 @@ from kvpeer.wire.messages import (
     RefusalCode,
     Release,
     Repair,
+    RequestTrace,
     Reserve,
     Reserved,
     Reset,
     StaleReport,
     Synced,
     Touch,
+    Traced,
 )
 
 ID = bytes(range(16))
@@ -64,6 +68,11 @@ ID_HEX = "c410" + ID.hex()
 KEY_HEX = "c410" + KEY.hex()
 INFO_HEX = "9601" + ID_HEX + "a26e31" + "a8" + b"10.0.0.1".hex() + "cd1ce9" + "cd1cea"
 UPDATE_HEX = "9404" + INFO_HEX + "0203"
+
+TRACE = RequestTrace(
+    "r", 512, 16, 65536, 0, 256, 496, ID, b"\xf0\1\0\0", 9, "miss", "pull", 496, 8, ID, 7, 6, 5, True, "loaded", 496,
+    4, 3,
+)  # fmt: skip
 
 PEER_SAMPLES: dict[str, tuple[Message, str]] = {
     "PeerHello": (PeerHello("c", INFO), "9302" + "a163" + INFO_HEX),
@@ -108,6 +117,8 @@ PEER_SAMPLES: dict[str, tuple[Message, str]] = {
     "Extents": (Extents(b"x" * 32, 4097), "931b" + "c420" + "78" * 32 + "cd1001"),
     "Canary": (Canary(), "911e"),
     "CanaryRead": (CanaryRead("tcp", 90, 65536, ""), "951f" + "a3" + b"tcp".hex() + "5a" + "ce00010000" + "a0"),
+    "Inspect": (Inspect("explain", "r", KEY), "943e" + "a7" + b"explain".hex() + "a172" + KEY_HEX),
+    "Inspected": (Inspected(b"{}"), "923f" + "c4027b7d"),
     "Ok": (Ok(), "913c"),
     "Refusal": (Refusal(RefusalCode.BUSY, "no"), "933d" + "a4" + b"busy".hex() + "a26e6f"),
 }
@@ -145,9 +156,41 @@ CLIENT_SAMPLES: dict[str, tuple[Message, str]] = {
     "Abandon": (Abandon(b"\2\0\0\0", b"\3\0\0\0"), "9333" + "c40402000000" + "c40403000000"),
     "PolicyTold": (PolicyTold(7, "p", {"A": "on"}), "9435" + "07" + "a170" + "81" + "a141" + "a26f6e"),
     "Reset": (Reset("cache reset"), "9234" + "ab" + b"cache reset".hex()),
+    "Traced": (
+        Traced([TRACE], 2),
+        "9337"
+        + "91"
+        + "dc0018"
+        + "36"
+        + "a172"
+        + "cd0200"
+        + "10"
+        + "ce00010000"
+        + "00"
+        + "cd0100"
+        + "cd01f0"
+        + ID_HEX
+        + "c404f0010000"
+        + "09"
+        + "a4"
+        + b"miss".hex()
+        + "a4"
+        + b"pull".hex()
+        + "cd01f0"
+        + "08"
+        + ID_HEX
+        + "070605c3"
+        + "a6"
+        + b"loaded".hex()
+        + "cd01f0"
+        + "0403"
+        + "02",
+    ),
+    "Inspect": PEER_SAMPLES["Inspect"],
+    "Inspected": PEER_SAMPLES["Inspected"],
     "Ok": PEER_SAMPLES["Ok"],
     "Refusal": PEER_SAMPLES["Refusal"],
 }
 
-NESTED = {"AgentInfo", "MemberUpdate"}
+NESTED = {"AgentInfo", "MemberUpdate", "RequestTrace"}
 """Never a body of their own; covered inside the samples above."""

@@ -67,7 +67,7 @@ def test_fields_appended_by_a_later_release_are_skipped() -> None:
         (encode(Ok()) + b"\0", "trailing"),
         (b"\xdd\xff\xff\xff\xff\x09", "truncated"),
         (b"\xc6\xff\xff\xff\xff", "truncated"),
-        (msgspec.msgpack.encode([63]), "Invalid value 63"),
+        (msgspec.msgpack.encode([64]), "Invalid value 64"),
         (msgspec.msgpack.encode([9, "text", b""]), "Expected `bytes`, got `str`"),
         (msgspec.msgpack.encode([9, b""]), "at least length 3"),
         (b"\x93\x3d\xa1\xff\xa0", "UTF-8"),

@@ -35,6 +35,8 @@ def values_of(kind: inspect.Type) -> st.SearchStrategy[Any]:
         return st.lists(values_of(kind.item_type), max_size=3)
     if isinstance(kind, inspect.DictType):
         return st.dictionaries(values_of(kind.key_type), values_of(kind.value_type), max_size=3)
+    if isinstance(kind, inspect.BoolType):
+        return st.booleans()
     assert isinstance(kind, inspect.StructType), kind
     return messages_of(kind.cls)
 

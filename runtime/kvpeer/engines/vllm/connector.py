@@ -23,6 +23,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from kvpeer.engines.traces import DecisionTraces, TraceSender
 from kvpeer.engines.vllm.connection import connect_rank, connect_scheduler, engine_name
 from kvpeer.engines.vllm.facts import RankLayout, rank_layout
 from kvpeer.engines.vllm.guard import guarded
@@ -33,6 +34,7 @@ from kvpeer.engines.vllm.settings import load_settings
 from kvpeer.engines.vllm.stats import ConnectorStats, PromMetrics
 from kvpeer.engines.vllm.tally import Tally
 from kvpeer.engines.vllm.worker_side import WorkerSide
+from kvpeer.wire.messages import RequestTrace
 
 if TYPE_CHECKING:
     import torch
@@ -66,6 +68,7 @@ class KVPeerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is not 
         self._failed_blocks: set[int] = set()
         self._rank: RankLayout | None = None
         self._worker: WorkerSide | None = None
+        self._sender: TraceSender | None = None
         self._scheduler = SchedulerSide(
             self._settings,
             vllm_config.cache_config.block_size,
@@ -73,6 +76,7 @@ class KVPeerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is not 
             clock=time.monotonic,
             nonce=lambda: secrets.token_hex(16),
             step_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
+            traces=DecisionTraces(self._trace),
         )
 
     @property
@@ -111,6 +115,7 @@ class KVPeerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is not 
         """
         facts = agreed_facts([metadata[key] for key in sorted(metadata)])
         client = connect_scheduler(facts, self._settings, engine_name(self._vllm_config, self._settings))
+        self._sender = TraceSender(client.tell)
         self._scheduler.attach(facts.namespace_fields, client, facts.part_bytes * facts.n_parts)
 
     def shutdown(self) -> None:
@@ -118,7 +123,14 @@ class KVPeerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is not 
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.close()
+        sender, self._sender = self._sender, None
+        if sender is not None:
+            sender.close()
         self._scheduler.close()
+
+    def _trace(self, trace: RequestTrace, at: float) -> None:
+        if self._sender is not None:
+            self._sender.add(trace, at)
 
     # ---- scheduler side
 

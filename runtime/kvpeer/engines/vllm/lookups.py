@@ -66,11 +66,14 @@ class Locator(Protocol):
 @dataclass(frozen=True)
 class Answer:
     """Where pages [first, first + n) of a request's chain are. statuses: u8 [n], 0 nowhere, 1 own pool, 2 a peer.
-    offers: which producers have how many of them, from `first` on."""
+    offers: which producers have how many of them, from `first` on. reason: why the first page that is nowhere is; it
+    took the agent `seconds` to say so."""
 
     first: int
     statuses: npt.NDArray[np.uint8]
     offers: tuple[Offer, ...] = ()
+    reason: str = ""
+    seconds: float = 0.0
 
 
 @dataclass
@@ -145,7 +148,7 @@ class Lookups:
                 return self._settle(lookup, now, may_wait)
             if sum(other.answer is None for other in self._lookups.values()) >= self._deferred_max:
                 self._tally.count("lookups", "deferred_full")
-                return Answer(first, np.zeros(0, np.uint8))
+                return Answer(first, np.zeros(0, np.uint8), reason="deferred_full")
         lookup = _Lookup(attempt, first, slice_from(), now, now + self._timeout_s)
         refusal = self._ask(request, lookup)
         if refusal is None:
@@ -180,9 +183,10 @@ class Lookups:
         return lookup.seen_at is None or now - lookup.seen_at < FRESH_S
 
     def _settle(self, lookup: _Lookup, now: float, may_wait: Callable[[float], bool]) -> Answer | None:
-        is_late = now >= lookup.deadline
-        if lookup.answer is None and (is_late or not may_wait(now - lookup.asked_at)):
-            lookup.answer = Answer(lookup.first, np.zeros(0, np.uint8))
+        is_late, waited_s = now >= lookup.deadline, now - lookup.asked_at
+        if lookup.answer is None and (is_late or not may_wait(waited_s)):
+            reason = "timeout" if is_late else "not_awaited"
+            lookup.answer = Answer(lookup.first, np.zeros(0, np.uint8), reason=reason, seconds=waited_s)
             self._tally.count("lookups", "timeout" if is_late else "not_awaited")
         if lookup.answer is not None and lookup.seen_at is None:
             lookup.seen_at = now
@@ -196,7 +200,7 @@ class Lookups:
         except queue.Full:
             self.forget(request)
             self._tally.count("lookups", "deferred_full")
-            return Answer(lookup.first, np.zeros(0, np.uint8))
+            return Answer(lookup.first, np.zeros(0, np.uint8), reason="deferred_full")
         return None
 
     def _run(self) -> None:
@@ -222,6 +226,6 @@ class Lookups:
         with self._lock:
             if self._lookups.get(request) is not lookup or lookup.answer is not None:
                 return
-            lookup.answer = Answer(lookup.first, located.statuses, located.offers)
+            lookup.answer = Answer(lookup.first, located.statuses, located.offers, located.reason, now - started)
         is_hit = len(located.statuses) > 0 and located.statuses[0] != 0
         self._tally.count("lookups", "hit" if is_hit else located.reason or "miss")

@@ -25,10 +25,11 @@ from typing import Any
 import numpy as np
 
 from kvpeer.core.chain import Chain, ChainSlice, namespace_digest
-from kvpeer.core.policy import Action, Candidate, Decision, Load, Mode, RequestFacts, located_tokens, pull_wait_s
+from kvpeer.core.policy import Action, Candidate, Load, Mode, RequestFacts, located_tokens, pull_wait_s
 from kvpeer.core.policy.costs import STEP_TOKENS
 from kvpeer.engines.policy import EnginePolicy
 from kvpeer.engines.told_settings import ToldSettings
+from kvpeer.engines.traces import NO_TRACES, DecisionTraces, Lookup
 from kvpeer.engines.vllm.lanes import Lane, UnderWay
 from kvpeer.engines.vllm.lookups import Answer, Located, Locator, Lookups
 from kvpeer.engines.vllm.metadata import PageOrder, StepOrders, StepReport
@@ -36,6 +37,7 @@ from kvpeer.engines.vllm.patience import Patience
 from kvpeer.engines.vllm.settings import ENVIRONMENT_PREFIX, LIVE, Settings
 from kvpeer.engines.vllm.sharing import unshared_reason
 from kvpeer.engines.vllm.tally import Tally
+from kvpeer.engines.vllm.tracked import NO_OFFER, Offer, Tracked
 
 __all__ = ["SchedulerSide", "StepSchedule"]
 
@@ -60,45 +62,6 @@ class StepSchedule:
     block_ids: Callable[[str], Sequence[int]]
 
 
-@dataclass(frozen=True)
-class _Offer:
-    chain: ChainSlice
-    n_own_pool: int
-    timeout_s: float
-    lane: Lane
-    decision: Decision | None = None
-    n_reloads: int = 0
-
-
-@dataclass
-class _Tracked:
-    """A request from its arrival to its end. An *attempt* is the time between two preemptions, numbered by the
-    request."""
-
-    request: Any
-    chain: Chain
-    offer: _Offer | None = None
-    decided_attempt: int = -1
-    """The attempt at which the decision was counted: vLLM asks again as long as the request cannot be scheduled."""
-    offered_attempt: int = -1
-    """The attempt at which vLLM accepted a load."""
-    allocated_attempt: int = -1
-    """The attempt at which the request got blocks: while it is the present one, the request holds them."""
-    n_settled: int | None = None
-    """Pages before this one were offered; None until the request is scheduled, which tells where computing starts."""
-    n_computed: int = 0
-    """Pages before this one are computed, or will be by the step under way."""
-    has_copies: bool = False
-    """Whether copies from the present blocks may still be running. Never while a load is: that comes before anything of
-    the attempt is computed."""
-    is_tainted: bool = False
-    """Holds blocks from before a reset: what is computed on top of them is not published."""
-
-    @property
-    def holds_blocks(self) -> bool:
-        return self.allocated_attempt == int(self.request.num_preemptions)
-
-
 @dataclass
 class SchedulerSide:
     """See the module docstring. Serves without peers until `attach`."""
@@ -111,20 +74,22 @@ class SchedulerSide:
     """Makes a value that no other call of any engine makes."""
     step_tokens: int = STEP_TOKENS
     """As many as the engine computes in a step at most."""
+    traces: DecisionTraces = NO_TRACES
 
     _page_bytes: int = 0
     _namespace_fields: dict[str, str] = field(default_factory=dict)
     _namespace: bytes = b""
     _locator: Locator | None = None
     _lookups: Lookups | None = None
-    _tracked: dict[str, _Tracked] = field(default_factory=dict)
+    _tracked: dict[str, Tracked] = field(default_factory=dict)
     _untracked: set[str] = field(default_factory=set)
     _orders: StepOrders = field(default_factory=StepOrders)
     _n_steps: int = 0
     _is_reset: bool = False
 
     def __post_init__(self) -> None:
-        self._policy = EnginePolicy(self.settings.policy(), self.tally, self.clock, _logger, self.step_tokens)
+        policy, common = self.settings.policy(), (self.tally, self.clock, _logger)
+        self._policy = EnginePolicy(policy, *common, self.step_tokens, traces=self.traces)
         # No load takes that long, see `Settings.load_timeout_s`; twice, because a copy that runs is finished.
         self._loads = UnderWay(lost_after_s=2 * self.settings.load_timeout_s)
         self._patience = Patience(self.clock, self._policy.pace)
@@ -182,9 +147,10 @@ class SchedulerSide:
         reason = unshared_reason(request) if self._namespace else "not_connected"
         if reason:
             self.tally.count("unshared_requests", reason)
+            self.traces.unasked(request.request_id, request.num_tokens, self.page_tokens, reason)
             self._untracked.add(request.request_id)
             return
-        self._tracked[request.request_id] = _Tracked(request, Chain(self._namespace))
+        self._tracked[request.request_id] = Tracked(request, Chain(self._namespace))
 
     def match(self, request: Any, n_computed_tokens: int) -> int | None:
         """Returns how many tokens beyond `n_computed_tokens` can be loaded, or None while a lookup is under way.
@@ -195,13 +161,15 @@ class SchedulerSide:
         self._heed_policy()
         if tracked is None or self._lookups is None or request.skip_reading_prefix_cache:
             return 0
-        if tracked.offered_attempt == request.num_preemptions or self._locator is None or not self._locator.healthy:
+        if tracked.offered_attempt == request.num_preemptions or self._locator is None:
             return 0
+        if not self._locator.healthy:
+            return self._undecided(tracked, "no_agent")
         first = n_computed_tokens // self.page_tokens
         # The engine must compute one token itself, so a page that ends the request is never loaded.
         stop = min((request.num_tokens - 1) // self.page_tokens, len(request.block_hashes))
         if first >= stop:
-            return 0
+            return self._undecided(tracked, "local_hit" if first else "too_short")
         patience = self._patience.of_request((stop - first) * self.page_tokens, is_idle=self._is_idle())
         answer = self._lookups.poll(
             *(request.request_id, request.num_preemptions, first),
@@ -224,7 +192,7 @@ class SchedulerSide:
             tracked.n_settled, tracked.has_copies, tracked.is_tainted = None, False, False
         if n_loaded_tokens == 0:
             return
-        offer = tracked.offer or _NO_OFFER
+        offer = tracked.offer or NO_OFFER
         tracked.offered_attempt = request.num_preemptions
         if self._lookups is not None:
             self._lookups.forget(request.request_id)
@@ -304,7 +272,7 @@ class SchedulerSide:
                 self._publish_full_pages(orders, tracked, step, (n_computed, n_scheduled, n_draft))
 
     def _publish_full_pages(
-        self, orders: StepOrders, tracked: _Tracked, step: StepSchedule, tokens: tuple[int, int, int]
+        self, orders: StepOrders, tracked: Tracked, step: StepSchedule, tokens: tuple[int, int, int]
     ) -> None:
         """Orders the pages whose last token's KV this step computes, and once those before them; generated pages some
         at a time. Ranks copy them after the step's forward pass.
@@ -329,7 +297,7 @@ class SchedulerSide:
             tracked.n_settled = n_full
 
     def _order_publish(
-        self, orders: StepOrders, tracked: _Tracked, blocks: Sequence[int], first: int, stop: int
+        self, orders: StepOrders, tracked: Tracked, blocks: Sequence[int], first: int, stop: int
     ) -> None:
         if first >= stop:
             return
@@ -347,6 +315,11 @@ class SchedulerSide:
             self._policy.change(changed.policy())
             self._loads.lost_after_s = 2 * changed.load_timeout_s
 
+    def _undecided(self, tracked: Tracked, reason: str) -> int:
+        """Nothing is loaded, and nobody is asked."""
+        self.traces.unasked(tracked.request.request_id, tracked.request.num_tokens, self.page_tokens, reason)
+        return 0
+
     def _is_idle(self) -> bool:
         """Whether no request computes anything. Those that do are the oldest, so that a busy engine looks at one."""
         return not self._untracked and not any(each.holds_blocks for each in self._tracked.values())
@@ -356,7 +329,7 @@ class SchedulerSide:
         is_pulling = self._policy.settings.mode is Mode.ON
         self._patience.worth.learn(located.statuses != NOWHERE if is_pulling else located.statuses == OWN_POOL)
 
-    def _decide(self, tracked: _Tracked, answer: Answer, first: int) -> _Offer:
+    def _decide(self, tracked: Tracked, answer: Answer, first: int) -> Offer:
         """Returns the pages to load from `first` on; counts the tokens that could be had and are not loaded."""
         request, page_tokens, now = tracked.request, self.page_tokens, self.clock()
         is_counted = tracked.decided_attempt != request.num_preemptions
@@ -373,12 +346,13 @@ class SchedulerSide:
             ],
             Load(can_reload=self._loads.has_room(Lane.RELOAD, now), can_pull=self._loads.has_room(Lane.PULL, now)),
             is_counted=is_counted,
+            lookup=Lookup(answer.seconds, answer.reason),
         )
         if is_counted and (n_declined := located.reachable_tokens - first * page_tokens - decision.n_tokens):
             self.tally.count("declined_tokens", decision.reason.value, n_declined)
         is_pull = decision.action is Action.PULL
         n_pages = decision.n_tokens // page_tokens
-        return _Offer(
+        return Offer(
             self._slice(tracked, first, first + n_pages),
             n_own_pool=int(np.count_nonzero(statuses[:n_pages] == OWN_POOL)),
             timeout_s=decision.wait_s if is_pull else pull_wait_s(decision.n_tokens, self._policy.settings),
@@ -390,10 +364,7 @@ class SchedulerSide:
     def _facts(self, request: Any) -> RequestFacts:
         return RequestFacts(request.request_id, request.num_tokens, self.page_tokens, self._page_bytes)
 
-    def _slice(self, tracked: _Tracked, first: int, stop: int) -> ChainSlice:
+    def _slice(self, tracked: Tracked, first: int, stop: int) -> ChainSlice:
         hashes = tracked.request.block_hashes
         tracked.chain.extend(hashes[len(tracked.chain) : stop])
         return tracked.chain.slice(first, stop)
-
-
-_NO_OFFER = _Offer(ChainSlice(0, b"", b""), n_own_pool=0, timeout_s=0.0, lane=Lane.RELOAD)
