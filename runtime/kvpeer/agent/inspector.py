@@ -17,12 +17,13 @@ import msgspec
 from kvpeer.agent.directory import PeerRequests
 from kvpeer.agent.membership import MembershipService
 from kvpeer.agent.status import OwnStatus
+from kvpeer.core.chain import page_key
 from kvpeer.core.cohort_comparison import EngineGroup, compare
 from kvpeer.core.explanation import explanation
 from kvpeer.core.membership import MemberState
 from kvpeer.core.traces import KEY_HASH_BYTES, Trace
 from kvpeer.model import KEY_BYTES, AgentId, CapacityError, KvPeerError
-from kvpeer.wire.messages import AgentInfo, Inspect, Inspected, PeerMessage
+from kvpeer.wire.messages import PAGE_HASH_BYTES, AgentInfo, Inspect, Inspected, PeerMessage
 
 __all__ = ["SCHEMA", "Inspector"]
 
@@ -86,7 +87,7 @@ class Inspector:
             raise CapacityError(f"{INSPECTIONS_MAX} questions are being answered; ask again in a second")
         self._n_under_way += 1
         try:
-            report = await (self.status() if question.topic == "status" else self._explain(question))
+            report = await (self.status() if question.topic == "status" else self._explain(self._in_keys(question)))
         finally:
             self._n_under_way -= 1
         return Inspected(msgspec.json.encode(report))
@@ -143,6 +144,17 @@ class Inspector:
             | {own["id"]: own["name"]},
         }
 
+    def _in_keys(self, question: Inspect) -> Inspect:
+        """A question about a prompt, as one about keys. Nothing is known of a namespace without a digest like that."""
+        if question.topic != "prompt":
+            return question
+        namespaces = [cohort.namespace for cohort in self._own.pool.cohorts() if cohort.n_clients or cohort.n_pages]
+        chosen = [namespace for namespace in namespaces if namespace.hex().startswith(question.subject)][:1]
+        starts = range(0, len(question.keys) // PAGE_HASH_BYTES * PAGE_HASH_BYTES, PAGE_HASH_BYTES)
+        hashes = [question.keys[start : start + PAGE_HASH_BYTES] for start in starts]
+        keys = b"".join(page_key(namespace, page) for namespace in chosen for page in hashes)
+        return Inspect("explain", keys=keys)
+
     def _to_ask(self, question: Inspect, own: dict[str, Any]) -> list[AgentId]:
         """The agents that the traces name; all, if there is none or it is about pages."""
         others = self._others()
@@ -153,7 +165,7 @@ class Inspector:
 
     def _explain_here(self, question: Inspect) -> dict[str, Any]:
         own, now = self._own, self._own.clock()
-        traces = self._traces_of(question.subject) if question.subject else []
+        traces = self._traces_of(question.subject or question.keys[:KEY_HASH_BYTES].hex())
         return {
             "id": own.info.agent_id.hex(),
             "name": own.info.name,
@@ -165,6 +177,8 @@ class Inspector:
         """By the request's id or a beginning of it, else by the short hash of a key."""
         ring = self._own.traces
         found = ring.get(subject)
+        if not subject:
+            return []
         if found is not None:
             return [found]
         begun = [trace for trace in ring if trace.request.startswith(subject)][:TRACES_MAX]

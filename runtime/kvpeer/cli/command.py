@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from kvpeer import AGENT_PACKAGES, __version__
 from kvpeer.cli.chaos import add_command as add_chaos
 from kvpeer.cli.doctor import add_doctor
+from kvpeer.cli.explain import add_explain
 from kvpeer.cli.sim import add_sim
 from kvpeer.model import ConfigError
 
@@ -52,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
 
     add_chaos(commands)
     add_doctor(commands)
+    add_explain(commands)
     bench = commands.add_parser("bench", help="measure what kvpeer costs, beside references")
     benchmarks = bench.add_subparsers(title="benchmarks", required=True, metavar="BENCHMARK")
     local = benchmarks.add_parser("local", help="this machine: copies, loopback tcp, locate, the agent's process")

@@ -13,11 +13,12 @@ from typing import Annotated
 
 import msgspec
 
-from kvpeer.model import AGENT_ID_BYTES, KEY_BYTES, N_PARTITIONS
+from kvpeer.model import AGENT_ID_BYTES, N_PARTITIONS
 
 __all__ = [
     "EXTENTS_TOLD_MAX",
-    "INSPECTED_KEYS_MAX",
+    "INSPECTED_PAGES_MAX",
+    "PAGE_HASH_BYTES",
     "SUBJECT_CHARS_MAX",
     "TRACED_HOLDERS_MAX",
     "TRACES_MAX",
@@ -106,8 +107,11 @@ VARIABLES_MAX = 64
 SUBJECT_CHARS_MAX = 256
 """Of a question about a request or a key: what an agent keeps of a request's id."""
 
-INSPECTED_KEYS_MAX = 4096
-"""Keys in one question: a prompt of 65,000 tokens in pages of 16."""
+INSPECTED_PAGES_MAX = 4096
+"""Pages in one question: a prompt of 65,000 tokens in pages of 16."""
+
+PAGE_HASH_BYTES = 32
+"""Of a page's hash, as engines make it, in a question about a prompt."""
 
 TRACES_MAX = 256
 """Traces in one message: a second of a busy engine, 50 KiB."""
@@ -164,13 +168,14 @@ class Refusal(Message, frozen=True, tag=61):
 
 
 class Inspect(Message, frozen=True, tag=62):
-    """Asks an agent what it knows, for people: `topic` is `status`, or `explain` for the request, or the key in hex,
-    that `subject` names; `keys` (packed) are pages of a prompt. Answer: Inspected. The first message of a connection to
-    the client socket may be one instead of a hello; the agent then asks the other members as well, and closes."""
+    """Asks an agent what it knows, for people. topic `status`; `explain`: of the request, or the key in hex, that
+    `subject` names, or of the pages with these `keys` (packed); `prompt`: of the pages with these hashes (32 bytes
+    each) in the namespace whose digest begins, in hex, with `subject`. Answer: Inspected. The first message of a
+    connection to the client socket may be one instead of a hello; the agent then asks the other members, and closes."""
 
     topic: _Name
     subject: _Subject = ""
-    keys: Annotated[bytes, msgspec.Meta(max_length=INSPECTED_KEYS_MAX * KEY_BYTES)] = b""
+    keys: Annotated[bytes, msgspec.Meta(max_length=INSPECTED_PAGES_MAX * PAGE_HASH_BYTES)] = b""
 
 
 class Inspected(Message, frozen=True, tag=63):

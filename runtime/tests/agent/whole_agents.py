@@ -88,10 +88,14 @@ class WholeAgent:
     async def publish(self, *numbers: int) -> None:
         """Puts these pages, one chain, into the pool and the directory. They are found as parts of this chain only: its
         anchors say who owns their records."""
-        chain = chain_of(*numbers)
+        await self.publish_chain(chain_of(*numbers), *numbers)
+
+    async def publish_chain(self, chain: ChainSlice, *numbers: int) -> None:
+        """The same for a chain of the cohort, whose pages have the content of these numbers, or of any."""
         reservation = await self.pool.reserve(WRITER, self.cohort, 0, chain, time.monotonic() + 5)
         assert (reservation.statuses == ReserveStatus.WRITE).all()
-        payload, pages = self.agent._pool.payload_view(), [content(number) for number in numbers]
+        payload = self.agent._pool.payload_view()
+        pages = [content(number) for number in numbers or range(len(chain))]
         for page, offset in zip(pages, reservation.offsets.tolist(), strict=True):
             payload[offset : offset + PAGE_BYTES] = page
         checksums = np.array([crc64(page) for page in pages], dtype=np.uint64)
