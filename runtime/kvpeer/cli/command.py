@@ -16,6 +16,7 @@ from kvpeer.cli.chaos import add_command as add_chaos
 from kvpeer.cli.doctor import add_doctor
 from kvpeer.cli.explain import add_explain
 from kvpeer.cli.sim import add_sim
+from kvpeer.cli.status import add_status
 from kvpeer.model import ConfigError
 
 __all__ = ["main"]
@@ -71,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     peers.set_defaults(run=_bench_peers)
     add_sim(commands)
+    add_status(commands)
 
     version = commands.add_parser("version", help="print the version of kvpeer and of its wire protocol")
     version.set_defaults(run=_print_version)

@@ -105,3 +105,58 @@ def test_of_what_nobody_knows_explain_says_so_and_ends_with_status_1(
         assert "nobody knows of never-heard-of" in capsys.readouterr().out
 
     with_agents(tmp_path, "alone", scenario)
+
+
+def test_status_shows_members_tiers_peers_cohorts_and_decisions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def scenario(reader: WholeAgent, producer: WholeAgent) -> None:
+        await pull(reader, producer, "request-1")
+        status = await kvpeer(producer, "status")
+        said = capsys.readouterr().out
+        lines = [line.split() for line in said.splitlines()]
+        assert "as agent producer sees it: 2 alive" in said
+        assert ["reader", "producer", "tcp", "640", "KiB"] in [line[:5] for line in lines]
+        assert ["producer", "alive", "127.0.0.1"] in [line[:3] for line in lines]
+        assert said.count("640 KiB") == 3  # in both pools, and read from the producer
+        assert ["decision.pull", "1"] in lines
+        assert "2 engine processes at 2 agents (producer, reader)" in said
+        assert await kvpeer(reader, "status", "--json") == status
+        report = json.loads(capsys.readouterr().out)
+        assert status == int(any(problem["severity"] == "problem" for problem in report["problems"]))
+
+    with_agents(tmp_path, "reader producer", scenario)
+
+
+def test_status_says_why_engines_do_not_share(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def scenario(one: WholeAgent, other: WholeAgent) -> None:
+        for agent, dtype in ((one, "bfloat16"), (other, "float16")):
+            fields = {**FIELDS, "dtype": dtype, "salt": "a secret of the tenant"}
+            namespace = namespace_digest(fields)
+            agent.pool.join(ClientHello("e", namespace, fields, PAGE_BYTES, 1, 0, 0, PAGE_BYTES))
+        await kvpeer(one, "status")
+        said = capsys.readouterr().out
+        assert "dtype: " in said
+        assert "-> Start the engines with the same --dtype." in said
+        assert "a secret of the tenant" not in said
+        await kvpeer(one, "status", "--json")
+        assert "a secret of the tenant" not in capsys.readouterr().out
+
+    with_agents(tmp_path, "one other", scenario)
+
+
+def test_watch_goes_on_until_it_is_interrupted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses = iter([None, KeyboardInterrupt()])
+
+    def pause(seconds: float) -> None:
+        if (end := next(pauses)) is not None:
+            raise end
+
+    async def scenario(agent: WholeAgent) -> None:
+        monkeypatch.setattr("kvpeer.cli.status.time.sleep", pause)
+        assert await kvpeer(agent, "status", "--watch") == 0
+        assert capsys.readouterr().out.count("as agent alone sees it") == 2
+
+    with_agents(tmp_path, "alone", scenario)
