@@ -16,7 +16,7 @@ SGLANG_CPU := e2e/engines/sglang_cpu
 BIN := $(VENV)/bin
 LIB := runtime/kvpeer/native/libkvpeer.so
 NATIVE_SOURCES := $(shell find runtime/native -type f \( -name '*.cpp' -o -name '*.hpp' -o -name '*.h' -o -name 'CMake*' \))
-PYTHON_SOURCES := $(shell find runtime/kvpeer -name '*.py') runtime/pyproject.toml
+PYTHON_SOURCES := $(shell find runtime/kvpeer -name '*.py' -o -name '*.html') runtime/pyproject.toml
 # The engine of the tests needs Python 3.11 or newer; kvpeer itself runs on 3.10 too.
 PYTHON_VERSION ?= 3.11
 # Tests at a time. Two, because that is what the least machine has; more of the process tests would starve each other.
@@ -118,7 +118,7 @@ engine-venv: $(ENGINE_VENV)/.ready ## vLLM and SGLang for the CPU with kvpeer in
 
 # ---- checks -----------------------------------------------------------------------------------------------------------
 
-.PHONY: lint types contracts unit chart-test schema-test metrics-test native-test sanitizers process-test long-test sim reproduce soak test-fast test-rdma engine-test sglang-test test
+.PHONY: lint types contracts unit chart-test schema-test metrics-test browser-test native-test sanitizers process-test long-test sim reproduce soak test-fast test-rdma engine-test sglang-test test
 lint: $(VENV)/.ready ## ruff: rules and format
 	$(call SAY,lint)
 	@$(BIN)/ruff check -q . && $(BIN)/ruff format -q --check .
@@ -133,7 +133,7 @@ contracts: $(VENV)/.ready ## import direction
 
 unit: $(LIB) ## unit, property, contract and socket tests
 	$(call SAY,unit and property tests)
-	@$(BIN)/pytest -q -n $(JOBS) -m "not engine and not process and not long and not soak and not chart and not cluster and not monitoring and not schema"
+	@$(BIN)/pytest -q -n $(JOBS) -m "not engine and not process and not long and not soak and not chart and not cluster and not monitoring and not schema and not browser"
 
 process-test: $(LIB) ## real agent processes: kill, freeze, lie, restart
 	$(call SAY,process tests)
@@ -151,6 +151,11 @@ schema-test: $(BUILD)/schema/.ready $(VENV)/.ready ## the dashboards, judged by 
 metrics-test: $(ENGINE_VENV)/.ready $(LIB) $(PROMETHEUS) ## alerts by promtool; every expression on a real Prometheus that scrapes real engines
 	$(call SAY,dashboards and alerts)
 	@$(ENGINE_PYTHONS) $(BIN)/pytest -q -m monitoring dashboards/tests e2e/engines
+
+# Debian's package chromium, or another that KVPEER_TEST_CHROMIUM names.
+browser-test: $(VENV)/.ready $(LIB) ## the status page in a real, headless Chromium
+	$(call SAY,status page in Chromium)
+	@$(BIN)/pytest -q -m browser runtime/tests/browser
 
 native-test: $(LIB) ## C++ tests, as released
 	$(call SAY,native tests)

@@ -1,4 +1,4 @@
-"""/metrics and /healthz over plain HTTP, on a thread of its own so that a busy event loop still answers.
+"""/metrics, /healthz and the status page over plain HTTP, on threads of its own: a busy event loop still answers.
 
 Nothing here is secret, but it has no authentication either: bind it where only the monitoring and the operator reach
 it. The one thing that can be changed through it proves itself: a policy that is posted to /policy is signed.
@@ -9,8 +9,10 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import MappingProxyType
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
@@ -18,7 +20,7 @@ from prometheus_client.exposition import choose_encoder
 from kvpeer.agent.told_policy import DOCUMENT_BYTES_MAX, PolicyRefusedError
 from kvpeer.model import CapacityError, ConfigError, KvPeerError
 
-__all__ = ["HttpEndpoint"]
+__all__ = ["HttpAnswer", "HttpEndpoint", "Page"]
 
 REQUESTS_MAX = 8
 """Requests served at once: two Prometheus servers, the kubelet and a person need less. Further ones are closed at
@@ -34,10 +36,24 @@ _TEXT = "text/plain; charset=utf-8"
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class HttpAnswer:
+    """What a page answers a GET with."""
+
+    content_type: str
+    body: bytes
+    headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    status: int = 200
+
+
+Page = Callable[[], HttpAnswer]
+"""Called on the endpoint's threads; may block for seconds."""
+
+
 class HttpEndpoint:
     """Serves until `close`. `health` returns the reason why the agent is not healthy, or an empty text; it is called on
     other threads and must not block. `accept_policy` takes a posted document and returns the revision that is known
-    then; it is called on other threads, and may raise KvPeerError."""
+    then; it is called on other threads, and may raise KvPeerError. `pages`: what else is served, by path."""
 
     def __init__(
         self,
@@ -46,6 +62,7 @@ class HttpEndpoint:
         registry: CollectorRegistry,
         health: Callable[[], str],
         accept_policy: Callable[[bytes], int],
+        pages: Mapping[str, Page] = MappingProxyType({}),
     ) -> None:
         """Listens (port 0: any free one).
 
@@ -53,7 +70,8 @@ class HttpEndpoint:
             ConfigError: the address or port cannot be had.
         """
         try:
-            self._server = _Server((host, port), _handler(registry, health, accept_policy), bind_and_activate=True)
+            handler = _handler(registry, health, accept_policy, pages)
+            self._server = _Server((host, port), handler, bind_and_activate=True)
         except OSError as error:
             raise ConfigError(
                 f"metrics cannot listen on {host}:{port}: {error.strerror}; choose another metrics.host or metrics.port"
@@ -121,7 +139,10 @@ def _exposition(registry: CollectorRegistry, accepted: str) -> tuple[str, bytes]
 
 
 def _handler(
-    registry: CollectorRegistry, health: Callable[[], str], accept_policy: Callable[[bytes], int]
+    registry: CollectorRegistry,
+    health: Callable[[], str],
+    accept_policy: Callable[[bytes], int],
+    pages: Mapping[str, Page],
 ) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         timeout = IO_TIMEOUT_S
@@ -135,8 +156,12 @@ def _handler(
             elif path == "/healthz":
                 reason = health()
                 self._answer(503 if reason else 200, _TEXT, f"{reason or 'ok'}\n".encode())
+            elif path in pages:
+                answer = pages[path]()
+                self._answer(answer.status, answer.content_type, answer.body, answer.headers)
             else:
-                self._answer(404, _TEXT, b"there are /metrics and /healthz\n")
+                known = ", ".join(["/metrics", "/healthz", *pages])
+                self._answer(404, _TEXT, f"there are {known}\n".encode())
 
         def do_POST(self) -> None:
             length = self.headers.get("Content-Length", "")
@@ -154,9 +179,13 @@ def _handler(
             else:
                 self._answer(200, _TEXT, f"{revision}\n".encode())
 
-        def _answer(self, status: int, content_type: str, body: bytes) -> None:
+        def _answer(
+            self, status: int, content_type: str, body: bytes, headers: Mapping[str, str] = MappingProxyType({})
+        ) -> None:
             self.send_response(status)
             self.send_header("Content-Type", content_type)
+            for name, value in headers.items():
+                self.send_header(name, value)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)

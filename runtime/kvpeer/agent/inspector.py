@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Future
 from typing import Any
 
 import msgspec
@@ -72,6 +73,7 @@ class Inspector:
         self._n_under_way = 0
         self._status: asyncio.Future[dict[str, Any]] | None = None
         self._status_at = 0.0
+        self._loop = asyncio.get_running_loop()
 
     def handlers(self) -> Mapping[type, Callable[[AgentInfo, PeerMessage], Awaitable[PeerMessage | None]]]:
         """By message type: what peers ask."""
@@ -99,6 +101,15 @@ class Inspector:
             self._status = asyncio.ensure_future(self._make_status())
             self._status_at = now
         return await asyncio.shield(self._status)
+
+    def status_from_thread(self) -> Future[dict[str, Any]]:
+        """The same, for another thread to wait for. Raises RuntimeError when the loop is closed."""
+        asking = self.status()
+        try:
+            return asyncio.run_coroutine_threadsafe(asking, self._loop)
+        except RuntimeError:
+            asking.close()
+            raise
 
     # ---- status
 

@@ -46,6 +46,7 @@ from kvpeer.agent.rdma import open_rdma
 from kvpeer.agent.remote_disk import RemoteDisks
 from kvpeer.agent.security import open_security
 from kvpeer.agent.status import OwnStatus
+from kvpeer.agent.status_page import status_pages
 from kvpeer.agent.tasks import BackgroundTasks, is_fatal
 from kvpeer.agent.told_policy import ToldPolicy
 from kvpeer.agent.touches import Touches
@@ -267,9 +268,12 @@ class Agent:
         self._placement.log()
         if config.metrics.enabled:
             host, port, accept = config.metrics.host, config.metrics.port, self._policy.accept_from_threads()
-            http = HttpEndpoint(host, port, self._registry, self.health, accept)
+            pages = status_pages(self._inspector.status_from_thread)
+            http = HttpEndpoint(host, port, self._registry, self.health, accept, pages)
             self._closing.callback(http.close)
-            _log.info("metrics and health at http://%s:%d/metrics and /healthz", config.metrics.host, http.port)
+            _log.info(
+                "metrics and health at http://%s:%d/metrics and /healthz, status at /", config.metrics.host, http.port
+            )
         handlers = {
             **self._directory.handlers(),
             **self._membership.handlers(),

@@ -5,16 +5,17 @@ Everything here may be shown to whoever reaches the metrics: no page keys, no pr
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kvpeer import __version__
 from kvpeer.agent.config import AgentConfig
 from kvpeer.agent.disk import DiskTier
 from kvpeer.agent.placement import Placement
-from kvpeer.agent.pool import PoolService
+from kvpeer.agent.pool import CohortStatus, PoolService
 from kvpeer.core.breaker import Breakers, BreakerState
 from kvpeer.core.cohort_comparison import shown
 from kvpeer.core.disk import Condition
@@ -35,6 +36,9 @@ RECENT_MAX = 50
 PREFIXES_MAX = 10
 """Prefixes, the most wanted ones."""
 
+COUNT_PAGES_S = 10.0
+"""Between two countings of the pages of each namespace, which takes some 10 ms for 100,000 of them."""
+
 RECENT_S = 600.0
 """Decisions that count in the sums: of the last ten minutes, as far as the ring reaches."""
 
@@ -46,7 +50,7 @@ DISK_FIX = "See docs/disk.md and the agent's log; the pool and peers go on witho
 PEER_FIX = "See that agent's log and the network between: ports of the control and data channels, certificates, CPU."
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class OwnStatus:
     """The parts of an agent that have something to say. Belongs to one event loop."""
 
@@ -64,6 +68,8 @@ class OwnStatus:
     health: Callable[[], str]
     clock: Callable[[], float]
     started_at: float
+    _counted: list[CohortStatus] = field(default_factory=list)
+    _counted_at: float = -math.inf
 
     def report(self, n_recent: int = RECENT_MAX) -> dict[str, Any]:
         """This agent's part of a status; docs/status.md has the fields. A millisecond or two."""
@@ -80,7 +86,7 @@ class OwnStatus:
             "transport": self.transport(),
             "health": self.health(),
             "tiers": {"pool": self._pool(), "disk": self._disk()},
-            "cohorts": self._cohorts(),
+            "cohorts": self._cohorts(now),
             "peers": self._peers(now),
             "decisions": dict(Counter(_reason(trace) for trace in recent)),
             "prefixes": _prefixes(recent),
@@ -115,14 +121,16 @@ class OwnStatus:
             "condition": store.condition.value,
         }
 
-    def _cohorts(self) -> list[dict[str, Any]]:
+    def _cohorts(self, now: float) -> list[dict[str, Any]]:
+        if now - self._counted_at > COUNT_PAGES_S or self.pool.n_cohorts != len(self._counted):
+            self._counted, self._counted_at = self.pool.cohorts(), now
         return [
             {
                 "namespace": cohort.namespace.hex()[:16], "description": shown(cohort.description),
                 "page_bytes": cohort.page_bytes, "n_parts": cohort.n_parts, "engines": cohort.n_clients,
                 "pages": cohort.n_pages,
             }
-            for cohort in self.pool.cohorts()
+            for cohort in self._counted
         ]  # fmt: skip
 
     def _peers(self, now: float) -> list[dict[str, Any]]:
