@@ -9,11 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 from kvpeer.core.chain import ChainSlice
 from kvpeer.core.sources import Offer
+from kvpeer.engines.traces import DecisionTraces
 from kvpeer.engines.vllm.metadata import PageOrder, StepOrders, StepReport
 from kvpeer.engines.vllm.scheduler_side import SchedulerSide, StepSchedule
 from kvpeer.engines.vllm.settings import Settings
 from kvpeer.engines.vllm.tally import Tally
-from kvpeer.wire.messages import PolicyTold
+from kvpeer.wire.messages import PolicyTold, RequestTrace
 from requests_of_vllm import PAGE_TOKENS, FakeRequest
 
 PAGE_BYTES = 4096
@@ -69,6 +70,7 @@ class Engine:
         self.locator = ScriptedLocator()
         self.clock = Clock()
         self.tally = Tally()
+        self.told: list[RequestTrace] = []
         nonces = iter(range(1000))
         self.side = SchedulerSide(
             Settings(**{"min_cached_token_delta": 1, **settings}),  # type: ignore[arg-type]
@@ -76,6 +78,7 @@ class Engine:
             self.tally,
             clock=self.clock,
             nonce=lambda: str(next(nonces)),
+            traces=DecisionTraces(lambda trace, at: self.told.append(trace), self.clock),
         )
         self.side.attach(FIELDS, self.locator, PAGE_BYTES)
 
