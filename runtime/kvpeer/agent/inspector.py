@@ -53,7 +53,12 @@ TRACES_MAX = 5
 """Traces in one answer about a key: the youngest."""
 
 RECENT_OF_PEER_MAX = 10
-"""Decisions that a peer tells of itself, in a status."""
+PEERS_OF_PEER_MAX = 16
+"""Decisions, and producers, that a peer tells of itself in a status: some 10 KiB, so that 300 members fit into a frame.
+Those that fail come first."""
+
+ANSWER_BYTES_MAX = 3 << 20
+"""Of a status, for a frame of 4 MiB: beyond it, members are shown with their tiers and cohorts alone."""
 
 COHORT_FIELDS = frozenset({"namespace", "description", "page_bytes", "n_parts", "engines", "pages"})
 
@@ -92,7 +97,10 @@ class Inspector:
             report = await (self.status() if question.topic == "status" else self._explain(self._in_keys(question)))
         finally:
             self._n_under_way -= 1
-        return Inspected(msgspec.json.encode(report))
+        encoded = msgspec.json.encode(report)
+        if len(encoded) > ANSWER_BYTES_MAX:
+            encoded = msgspec.json.encode(_shortened(report))
+        return Inspected(encoded)
 
     async def status(self) -> dict[str, Any]:
         """The cluster as this agent and its members see it, at most FRESH_S old."""
@@ -214,7 +222,11 @@ class Inspector:
 
     async def _answer_peer(self, peer: AgentInfo, message: PeerMessage) -> PeerMessage:
         assert isinstance(message, Inspect)  # noqa: S101 - what it is registered for
-        report = self._own.report(RECENT_OF_PEER_MAX) if message.topic == "status" else self._explain_here(message)
+        report = (
+            self._own.report(RECENT_OF_PEER_MAX, PEERS_OF_PEER_MAX)
+            if message.topic == "status"
+            else self._explain_here(message)
+        )
         return Inspected(msgspec.json.encode(report))
 
     async def _ask_all(self, question: Inspect, agents: list[AgentId]) -> dict[AgentId, dict[str, Any] | None]:
@@ -249,6 +261,16 @@ class Inspector:
             "traces": known.get("traces") or [],
             "holds": known.get("holds"),
         }
+
+
+def _shortened(report: dict[str, Any]) -> dict[str, Any]:
+    """The status of a cluster that is too large to be told whole."""
+    details: dict[str, Any] = {"recent": [], "prefixes": [], "peers": []}
+    members = [
+        {**member, "status": {**member["status"], **details}} if member["status"] else member
+        for member in report.get("members", ())
+    ]
+    return {**report, "members": members}
 
 
 def _hex(text: str) -> bytes:

@@ -33,6 +33,9 @@ __all__ = ["OwnStatus"]
 RECENT_MAX = 50
 """Decisions that an agent shows of itself; a screen has room for fewer."""
 
+PEERS_MAX = 1024
+"""Producers that an agent shows of itself: all that it may know."""
+
 PREFIXES_MAX = 10
 """Prefixes, the most wanted ones."""
 
@@ -71,7 +74,7 @@ class OwnStatus:
     _counted: list[CohortStatus] = field(default_factory=list)
     _counted_at: float = -math.inf
 
-    def report(self, n_recent: int = RECENT_MAX) -> dict[str, Any]:
+    def report(self, recent_max: int = RECENT_MAX, peers_max: int = PEERS_MAX) -> dict[str, Any]:
         """This agent's part of a status; docs/status.md has the fields. A millisecond or two."""
         now, config = self.clock(), self.config
         recent = [trace for trace in self.traces if now - trace.began_at < RECENT_S]
@@ -87,10 +90,10 @@ class OwnStatus:
             "health": self.health(),
             "tiers": {"pool": self._pool(), "disk": self._disk()},
             "cohorts": self._cohorts(now),
-            "peers": self._peers(now),
+            "peers": self._peers(now)[:peers_max],
             "decisions": dict(Counter(_reason(trace) for trace in recent)),
             "prefixes": _prefixes(recent),
-            "recent": [_line(trace, now) for trace in recent[:n_recent]],
+            "recent": [_line(trace, now) for trace in recent[:recent_max]],
             "problems": self._problems(now),
             "traces": {
                 "kept": len(self.traces), "bytes": self.traces.n_bytes, "dropped": self.traces.n_dropped_by_engines,
@@ -134,14 +137,16 @@ class OwnStatus:
         ]  # fmt: skip
 
     def _peers(self, now: float) -> list[dict[str, Any]]:
-        """Those that something is known of: pages were asked for, or a breaker is not closed."""
+        """Those that something is known of: pages were asked for, or a breaker is not closed. First those that fail,
+        then those that most was read from."""
         peers = []
         for agent_id in self.view.alive - {self.view.own_id}:
             states = {plane: breakers.state(agent_id, now).value for plane, breakers in self.breakers.items()}
             pair = self.pairs.get(agent_id)
-            if pair is not None or any(state != BreakerState.CLOSED.value for state in states.values()):
-                peers.append({"id": agent_id.hex(), "breakers": states, **_pair(pair or Pair(), now)})
-        return peers
+            peer = {"id": agent_id.hex(), "breakers": states, **_pair(pair or Pair(), now)}
+            if pair is not None or _is_avoided(peer):
+                peers.append(peer)
+        return sorted(peers, key=lambda peer: (not (peer["error"] or _is_avoided(peer)), -peer["bytes"]))
 
     def _problems(self, now: float) -> list[dict[str, str]]:
         problems = [
@@ -176,6 +181,10 @@ class OwnStatus:
 
 def _problem(name: str, subject: str, meaning: str, fix: str, severity: str = Severity.PROBLEM.value) -> dict[str, str]:
     return {"name": name, "severity": severity, "subject": subject, "meaning": meaning, "fix": fix}
+
+
+def _is_avoided(peer: Mapping[str, Any]) -> bool:
+    return any(state != BreakerState.CLOSED.value for state in peer["breakers"].values())
 
 
 def _pair(pair: Pair, now: float) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from kvpeer.agent.inspector import INSPECTIONS_MAX
 from kvpeer.agent.requests import Client
 from kvpeer.wire.codec import decode_client, encode
@@ -136,6 +137,20 @@ def test_a_member_that_does_not_answer_is_a_problem_by_name(tmp_path: Path) -> N
         assert [
             (found["name"], found["agent"]) for found in answer["problems"] if found["name"] == "member_silent"
         ] == [("member_silent", "producer")]
+
+    with_agents(tmp_path, "reader producer", scenario)
+
+
+def test_the_status_of_a_cluster_that_fits_into_no_frame_is_told_without_details(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(reader: WholeAgent, producer: WholeAgent) -> None:
+        await pull(reader, producer, "request-1")
+        monkeypatch.setattr("kvpeer.agent.inspector.ANSWER_BYTES_MAX", 1000)
+        answer = await ask(reader, Inspect("status"))
+        for member in answer["members"]:
+            assert member["status"]["tiers"]["pool"]["pages"] == 40
+            assert (member["status"]["recent"], member["status"]["peers"]) == ([], [])
 
     with_agents(tmp_path, "reader producer", scenario)
 
