@@ -21,6 +21,9 @@ EXIT_PROBLEMS = 1
 ROWS_MAX = 20
 """Peers and decisions that are shown: those that matter most come first, --json has all."""
 
+WHERE_MAX = 8
+"""Agents that are named beside a problem of theirs."""
+
 WATCH_S_MIN = 1.0
 """An agent makes a new status every two seconds."""
 
@@ -79,7 +82,7 @@ def status_text(report: Mapping[str, Any]) -> str:
         ("peers: who reads from whom", _peers(known, names)),
         ("decisions of the last ten minutes", _decisions(known)),
         ("prefixes that most requests had in common", _prefixes(known)),
-        ("problems", "\n".join(map(_problem, report["problems"])) or "none"),
+        ("problems", _problems(report["problems"])),
     ]  # fmt: skip
     return "\n\n".join([head, *[f"{title.upper()}\n{body}" for title, body in sections if body]])
 
@@ -163,10 +166,18 @@ def _prefixes(known: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
     return table(("first page", "requests", "agents", "fetched pages"), rows) if rows else ""
 
 
-def _problem(problem: Mapping[str, Any]) -> str:
-    where = f" at {problem['agent']}" if problem["agent"] else ""
-    subject = f": {problem['subject']}" if problem["subject"] else ""
-    lines = [f"{problem['severity']}: {problem['name']}{where}{subject}", indented(problem["meaning"])]
-    if problem["fix"]:
-        lines.append(indented(f"-> {problem['fix']}", "  ", "     "))
+def _problems(problems: Sequence[Mapping[str, Any]]) -> str:
+    """Those that are the same at several agents once; problems before notes."""
+    grouped: dict[tuple[str, str, str, str], list[str]] = {}
+    for each in sorted(problems, key=lambda each: each["severity"] != "problem"):
+        what = each["severity"], each["name"], each["meaning"], each["fix"]
+        grouped.setdefault(what, []).append(": ".join(filter(None, (each["agent"], each["subject"]))))
+    return "\n".join(_problem(*what, where) for what, where in grouped.items()) or "none"
+
+
+def _problem(severity: str, name: str, meaning: str, fix: str, where: Sequence[str]) -> str:
+    more = f" and {len(where) - WHERE_MAX} more" if len(where) > WHERE_MAX else ""
+    lines = [indented(f"{severity}: {name} ({'; '.join(where[:WHERE_MAX])}{more})", "", "  "), indented(meaning)]
+    if fix:
+        lines.append(indented(f"-> {fix}", "  ", "     "))
     return "\n".join(lines)

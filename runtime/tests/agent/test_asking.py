@@ -121,6 +121,7 @@ def test_status_shows_members_tiers_peers_cohorts_and_decisions(
         assert said.count("640 KiB") == 3  # in both pools, and read from the producer
         assert ["decision.pull", "1"] in lines
         assert "2 engine processes at 2 agents (producer, reader)" in said
+        assert said.count("note: no_rdma_device (") <= 1, "what is the same at several agents is said once"
         assert await kvpeer(reader, "status", "--json") == status
         report = json.loads(capsys.readouterr().out)
         assert status == int(any(problem["severity"] == "problem" for problem in report["problems"]))
