@@ -56,6 +56,8 @@ def summary(trace: Trace) -> str:
         )
     if verdict.outcome == "computed":
         return f"computed: {_sentence(verdict.reason)}"
+    if verdict.outcome == "ordered" and trace.n_fetches:
+        return f"{trace.outcomes[Outcome.HIT]} pages were fetched, {n_peer_pages} of them pulled from peers"
     if verdict.outcome == "ordered":
         return f"a load of {verdict.n_tokens} tokens is under way, or was never begun"
     took = f"{verdict.loaded_tokens} of {verdict.n_tokens} wanted tokens in {verdict.load_us / 1e6:.3f} s"

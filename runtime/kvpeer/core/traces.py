@@ -18,7 +18,7 @@ from kvpeer.core.sources import Offer
 from kvpeer.model import KEY_BYTES, Outcome
 from kvpeer.wire.messages import RequestTrace
 
-__all__ = ["KEY_HASH_BYTES", "LocateStep", "Move", "Trace", "TraceLimits", "TraceRing", "key_hashes"]
+__all__ = ["KEY_HASH_BYTES", "LocateStep", "Move", "Trace", "TraceLimits", "TraceRing", "key_hashes", "unnamed_request"]
 
 KEY_HASH_BYTES = 4
 """Of a key, in a trace: tells the pages of 8 MiB of traces apart well enough, and fetches nothing."""
@@ -112,6 +112,11 @@ def key_hashes(keys: bytes, n_max: int = TRACE_KEYS_MAX) -> bytes:
     """The first bytes of each of the first keys, packed."""
     first = np.frombuffer(keys, dtype=np.uint8).reshape(-1, KEY_BYTES)[:n_max, :KEY_HASH_BYTES]
     return first.tobytes()
+
+
+def unnamed_request(keys: bytes) -> str:
+    """What stands for the id of a request that the engine does not name, and asks for these pages."""
+    return f"@{keys[:KEY_HASH_BYTES].hex()}"
 
 
 class TraceRing:
@@ -226,7 +231,7 @@ class TraceRing:
 
     def _trace(self, request: str, namespace: bytes, keys: bytes, now: float) -> Trace:
         """An engine that names no request has its questions about one prompt kept together by the first page."""
-        name = request or f"@{keys[:KEY_HASH_BYTES].hex()}"
+        name = request or unnamed_request(keys)
         trace = self._traces.get(name)
         if trace is None:
             trace = self._traces[name] = Trace(name, namespace[:8], now, 0)

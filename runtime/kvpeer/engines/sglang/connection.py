@@ -19,6 +19,7 @@ from kvpeer.engines.sglang.layout import page_layout
 from kvpeer.engines.sglang.namespace import namespace_fields, shard_of
 from kvpeer.engines.sglang.pages import PoolPages
 from kvpeer.engines.sglang.settings import Settings
+from kvpeer.engines.traces import TraceSender
 
 __all__ = ["RankConnection"]
 
@@ -77,4 +78,4 @@ class RankConnection:
         )
         for field, value in sorted(fields.items()):
             _logger.info("kvpeer: host pool %s: namespace %s = %s", name, field, value)
-        return PoolPages(host_pool, layout, client, registration.namespace, shard)
+        return PoolPages(host_pool, layout, client, registration.namespace, shard, TraceSender(client.tell))

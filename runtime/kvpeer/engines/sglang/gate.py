@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvpeer.core.policy import (
+    Decision,
     Estimate,
     Load,
     Mode,
@@ -59,7 +60,11 @@ class PullGate:
         return usable
 
     def usable_pages(self, statuses: npt.NDArray[np.uint8], page_tokens: int, page_bytes: int) -> int:
-        """Returns how many of the first pages to tell SGLang of. statuses u8 [n]: 0 nowhere, 1 in the own pool, 2 at a
+        """Returns how many of the first pages to tell SGLang of. statuses as for `decide`."""
+        return self.decide(statuses, page_tokens, page_bytes).n_tokens // page_tokens
+
+    def decide(self, statuses: npt.NDArray[np.uint8], page_tokens: int, page_bytes: int) -> Decision:
+        """Returns what is to be made of these pages, and why. statuses u8 [n]: 0 nowhere, 1 in the own pool, 2 at a
         peer."""
         located = located_tokens(statuses, 0, page_tokens)
         # One token more than there are: these pages are all that is asked about, and SGLang computes what follows.
@@ -69,4 +74,4 @@ class PullGate:
         if decision.reason is DecisionReason.SHADOW and decision.estimates is not None:
             saved_s = decision.estimates.saved_s
             self._count("shadow_effect", "saved" if saved_s >= 0 else "lost", abs(saved_s))
-        return decision.n_tokens // page_tokens
+        return decision

@@ -17,7 +17,10 @@ import numpy.typing as npt
 
 from kvpeer.client.device import EngineLayout, NativeCopier, SlotPages
 from kvpeer.core.chain import ChainSlice, loose_pages
+from kvpeer.core.policy import Decision, RequestFacts, located_tokens
+from kvpeer.core.traces import unnamed_request
 from kvpeer.engines.sglang.layout import PageLayout
+from kvpeer.engines.traces import NO_TRACES, DecisionTraces, Lookup, TraceSender
 from kvpeer.model import Outcome, Verify
 from kvpeer.wire.messages import PolicyTold
 
@@ -85,9 +88,20 @@ class AddressCopier:
 
 
 class PoolPages:
-    """See the module docstring. `host_pool` is SGLang's; `client` is closed by `close`."""
+    """See the module docstring. `host_pool` is SGLang's; `client` and `sender` are closed by `close`. `tell` belongs to
+    one thread."""
 
-    def __init__(self, host_pool: Any, layout: PageLayout, client: PageClient, namespace: bytes, shard: int) -> None:
+    def __init__(
+        self,
+        host_pool: Any,
+        layout: PageLayout,
+        client: PageClient,
+        namespace: bytes,
+        shard: int,
+        sender: TraceSender | None = None,
+    ) -> None:
+        self._sender = sender
+        self._traces = NO_TRACES if sender is None else DecisionTraces(sender.add)
         self.host_pool = host_pool
         self.page_bytes = layout.page_bytes
         self.page_tokens = layout.page_tokens
@@ -109,6 +123,14 @@ class PoolPages:
             return np.zeros(0, np.uint8)
         statuses: npt.NDArray[np.uint8] = self._client.locate(self._chain(keys), "", _left(deadline)).statuses
         return statuses
+
+    def tell(self, keys: Sequence[str], statuses: npt.NDArray[np.uint8], decision: Decision, lookup_s: float) -> None:
+        """Lets the agent know what was decided of these pages, for people who ask later. Never blocks."""
+        request = unnamed_request(self._chain(keys[:1]).keys)
+        facts = RequestFacts(request, len(keys) * self.page_tokens + 1, self.page_tokens, self.page_bytes)
+        located = located_tokens(statuses, 0, self.page_tokens)
+        self._traces.decided(facts, 0, located, (), decision, Lookup(lookup_s))
+        self._traces.over(request)
 
     def page_numbers(self, host_indices: Any, n_pages: int) -> PageNumbers | None:
         """The pages of the host pool that these indices are, `page_tokens` indices a page; None if they are not
@@ -178,6 +200,8 @@ class PoolPages:
 
     def close(self, deadline: float) -> None:
         """Ends the connection; waits for what still runs, until the deadline at most."""
+        if self._sender is not None:
+            self._sender.close()
         self._client.close(_left(deadline))
 
     def _chain(self, keys: Sequence[str]) -> ChainSlice:

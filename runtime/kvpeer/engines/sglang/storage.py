@@ -197,7 +197,11 @@ class KVPeerStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang is not inst
         self._heed_policy(pages)
         statuses = pages.statuses(keys, deadline)
         self._meter.located(PoolName.KV, len(keys), int((statuses != 0).sum()), time.monotonic() - began_at)
-        return self._gate.usable_pages(statuses, pages.page_tokens, pages.page_bytes) if len(keys) else 0
+        if not keys:
+            return 0
+        decision = self._gate.decide(statuses, pages.page_tokens, pages.page_bytes)
+        pages.tell(keys, statuses, decision, time.monotonic() - began_at)
+        return decision.n_tokens // pages.page_tokens
 
     def _exist(self, name: PoolName | str, keys: Sequence[str], deadline: float) -> Mask:
         if name == PoolName.KV and self._has_logical_anchor:

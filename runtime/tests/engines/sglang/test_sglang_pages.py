@@ -12,9 +12,13 @@ import pytest
 from host_pools import N_PAGES, PAGE_TOKENS, CopiesOnly, FlatPage, HostPool
 from kvpeer.client import Client, ClientSettings, Registration
 from kvpeer.core.chain import namespace_digest
+from kvpeer.core.policy import Action, Decision
+from kvpeer.core.reasons import DecisionReason
+from kvpeer.core.traces import unnamed_request
 from kvpeer.engines.sglang import pages as pages_module
 from kvpeer.engines.sglang.layout import SUPPORTED_LAYOUTS, page_layout
 from kvpeer.engines.sglang.pages import PoolPages
+from kvpeer.wire.messages import RequestTrace
 from processes.handles import Program, running
 
 pytestmark = pytest.mark.process
@@ -165,3 +169,30 @@ def test_a_frozen_agent_costs_no_more_than_the_deadline_and_closing_less_than_a_
     pages.close(soon(0.8))
     assert time.monotonic() - began_at < 1.0
     agent.send_signal(signal.SIGCONT)
+
+
+class Kept:
+    """In the place of a sender: keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.traces: list[RequestTrace] = []
+        self.is_closed = False
+
+    def add(self, trace: RequestTrace, at: float) -> None:
+        self.traces.append(trace)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_what_was_decided_of_a_prompt_is_told_under_its_first_page(opened: Open) -> None:
+    known, kept = opened(HostPool(SUPPORTED_LAYOUTS[0])), Kept()
+    pages = PoolPages(known.host_pool, known._layout, known._client, NAMESPACE, 0, kept)  # type: ignore[arg-type]
+    decision = Decision(Action.RELOAD, PAGE_TOKENS, 0.0, DecisionReason.BELOW_FLOOR)
+    pages.tell(KEYS, np.array([1, 2, 0], np.uint8), decision, 0.5)
+    (trace,) = kept.traces
+    assert trace.request == unnamed_request(pages._chain(KEYS[:1]).keys)
+    assert (trace.reason, trace.n_tokens, trace.lookup_us) == ("decision.below_floor", PAGE_TOKENS, 500_000)
+    assert (trace.resident_tokens, trace.reachable_tokens) == (PAGE_TOKENS, 2 * PAGE_TOKENS)
+    pages.close(soon())
+    assert kept.is_closed
