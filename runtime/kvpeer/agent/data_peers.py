@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from kvpeer.agent.config import TransportSettings
 from kvpeer.agent.directory import PeerRequests
@@ -26,6 +26,7 @@ from kvpeer.transport import (
     FallbackPeer,
     FetchBatch,
     FetchResult,
+    Lanes,
     NotAskedError,
     Producer,
     TcpPeer,
@@ -49,14 +50,14 @@ class DataAdmissions:
     """The producer's side: hands out capabilities to authenticated members."""
 
     def __init__(
-        self, server: DataServer, view: ClusterView, device: VerbsDevice | None = None, *, only_rdma: bool = False
+        self, server: DataServer, view: ClusterView, rails: Sequence[VerbsDevice] = (), *, only_rdma: bool = False
     ) -> None:
         """`only_rdma`: nobody is admitted to the data server."""
         self._server = server
         self._view = view
-        self._device = device
+        self._rails = rails
         self._only_rdma = only_rdma
-        self._rdma = RdmaAdmissions(device, view) if device is not None else None
+        self._rdma = RdmaAdmissions(rails, view) if rails else None
 
     def handlers(self) -> Mapping[type, Callable[[AgentInfo, PeerMessage], Awaitable[PeerMessage | None]]]:
         """By message type: what readers ask."""
@@ -73,8 +74,8 @@ class DataAdmissions:
         """Ends all serving of peers. Blocks, at most for the io timeout. `DataPeers` was closed before."""
         if self._rdma is not None:
             self._rdma.close()
-        if self._device is not None:
-            self._device.close()
+        for device in self._rails:
+            device.close()
         self._server.close()
 
     async def _open(self, peer: AgentInfo, message: PeerMessage) -> PeerMessage:
@@ -95,8 +96,8 @@ class DataAdmissions:
 class DataPeers:
     """The reader's side: connections to each producer. `fetch` runs on threads; the rest on the event loop.
 
-    device: what is read by from producers that have one, too; None: nothing. With `transport.rdma: require`, nothing is
-    read by tcp. The device stays the caller's.
+    rails: the devices to read by from producers that have some, too; they stay the caller's. With `transport.rdma:
+    require`, nothing is read by tcp.
     """
 
     transport = "tcp"
@@ -108,17 +109,18 @@ class DataPeers:
         links: PeerRequests,
         verify: Verify,
         settings: TransportSettings,
-        device: VerbsDevice | None = None,
+        rails: Sequence[VerbsDevice] = (),
     ) -> None:
         self._own_id = own_id
         self._view = view
         self._links = links
         self._verify = verify
         self._settings = settings
-        self.device = device
+        self.rails = rails
         self._loop = asyncio.get_running_loop()
-        self._lock = threading.Lock()  # protects _peers; only the view is looked at while it is held
+        self._lock = threading.Lock()  # protects what follows; only the view is looked at while it is held
         self._peers: dict[AgentId, Transport] = {}
+        self._lanes: dict[AgentId, Lanes] = {}
 
     def in_use(self) -> Counter[str]:
         """How many producers are read from by each transport."""
@@ -127,7 +129,13 @@ class DataPeers:
 
     def preferred(self) -> str:
         """The transport that producers are read by where both sides can."""
-        return "tcp" if self.device is None else "verbs"
+        return "verbs" if self.rails else "tcp"
+
+    def lanes(self) -> tuple[int, int]:
+        """How many lanes to producers there are, and how many of these are out."""
+        with self._lock:
+            known = [*self._lanes.values()]
+        return sum(map(len, known)), sum(lanes.n_out for lanes in known)
 
     def fetch(self, producer: AgentId, batch: FetchBatch, deadline: float) -> FetchResult:
         """Fetches from a living member, verified. Blocks until `deadline` (monotonic seconds) at most; after the return
@@ -144,13 +152,14 @@ class DataPeers:
         """The producer ended: its connections are closed, fetches under way end."""
         with self._lock:
             peer = self._peers.pop(producer, None)
+            self._lanes.pop(producer, None)
         if peer is not None:
             peer.close()
 
     def close(self) -> None:
         """Ends all fetches and closes all connections."""
         with self._lock:
-            peers, self._peers = self._peers, {}
+            peers, self._peers, self._lanes = self._peers, {}, {}
         for peer in peers.values():
             peer.close()
 
@@ -173,10 +182,17 @@ class DataPeers:
             verify=self._verify,
             connections_max=connections_max,
         )
-        if self.device is None:
+        if not self.rails:
             return tcp
-        control = ControlChannel(producer, self._links, self._loop)
-        verbs = VerbsPeer(self.device, producer, control, verify=self._verify, connections_max=connections_max)
+        verbs = VerbsPeer(
+            self.rails,
+            producer,
+            ControlChannel(producer, self._links, self._loop),
+            verify=self._verify,
+            connections_max=connections_max,
+            on_lane_change=functools.partial(_log_lane, producer),
+        )
+        self._lanes[producer] = verbs.lanes
         if self._settings.rdma == "require":
             return verbs
         return FallbackPeer(verbs, tcp, functools.partial(_log_transport, producer))
@@ -189,6 +205,11 @@ class DataPeers:
         if not isinstance(answer, DataAdmission) or len(answer.capabilities) != CAPABILITY_BYTES:
             raise RemoteProtocolError(f"agent {producer.hex()} answered OpenData with {type(answer).__name__}")
         return answer.capabilities
+
+
+def _log_lane(producer: AgentId, number: int, reason: str) -> None:
+    state = f"out: {reason}" if reason else "in again"
+    _log.info("lane %d to agent %s is %s", number, producer.hex(), state)
 
 
 def _log_transport(producer: AgentId, name: str, reason: str) -> None:

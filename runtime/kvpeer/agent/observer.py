@@ -139,14 +139,17 @@ class Observer:
 
     def _observe_transports(self) -> None:
         """By what pages are read from peers; as long as none is, by what they would be."""
-        in_use, device = self._peers.in_use(), self._peers.device
-        preferred = "tcp" if device is None else "verbs"
+        in_use, rails = self._peers.in_use(), self._peers.rails
+        preferred = "verbs" if rails else "tcp"
         for name in ("tcp", "verbs"):
             self._metrics.gauge("kvpeer_transport_peers").labels(transport=name).set(in_use[name])
             is_active = in_use[name] > 0 or (not in_use and name == preferred)
             self._metrics.gauge("kvpeer_transport_active").labels(transport=name).set(is_active)
-        if device is not None:
-            n_open = device.stats().connections_open
+        n_lanes, n_out = self._peers.lanes()
+        for state, n in {"in": n_lanes - n_out, "out": n_out}.items():
+            self._metrics.gauge("kvpeer_transport_lanes").labels(state=state).set(n)
+        if rails:
+            n_open = sum(device.stats().connections_open for device in rails)
             self._metrics.gauge("kvpeer_transport_served_connections").labels(transport="verbs").set(n_open)
 
     def _observe_directory(self) -> None:

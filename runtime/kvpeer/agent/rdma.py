@@ -1,4 +1,4 @@
-"""RDMA in the agent: whether there is a device, peers that read by it, and what is asked of peers to read from them."""
+"""RDMA in the agent: which devices there are, peers that read by them, and what is asked of peers to read from them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import concurrent.futures
 import logging
 import resource
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -16,11 +16,12 @@ from kvpeer.agent.directory import PeerRequests
 from kvpeer.agent.links import PeerRefusedError
 from kvpeer.core.topology import Plan
 from kvpeer.core.view import ClusterView
-from kvpeer.model import AgentId, ConfigError, PeerUnavailableError, RemoteProtocolError
+from kvpeer.model import AgentId, CapacityError, ConfigError, PeerUnavailableError, RemoteProtocolError
 from kvpeer.native import Pool, VerbsDevice, VerbsSettings, monotonic_ns
 from kvpeer.transport import NoPathError
 from kvpeer.wire.messages import (
     EXTENTS_TOLD_MAX,
+    RAILS_MAX,
     AgentInfo,
     Extents,
     OpenQueuePair,
@@ -38,45 +39,70 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T", bound=PeerMessage)
 
 
-def open_rdma(pool: Pool, settings: TransportSettings, plan: Plan) -> VerbsDevice | None:
-    """The device for this pool, by the plan; None where `transport.rdma` is off, or is auto and there is none (logged).
+def open_rdma(pool: Pool, settings: TransportSettings, plan: Plan) -> tuple[VerbsDevice, ...]:
+    """The devices for this pool, one for each rail of the plan, in its order; none where `transport.rdma` is off, or is
+    auto and there is none (logged).
 
     Raises:
-        ConfigError: `transport.rdma` is require, and something is missing; the message says what.
+        ConfigError: `transport.rdma` is require, and there is none; the message says what is missing.
     """
     if settings.rdma == "off":
-        return None
+        return ()
     try:
-        device = VerbsDevice(pool, _wanted(plan, settings.server_connections_max))
-        try:
-            _check_memlock(pool.payload_bytes)
-        except ConfigError:
-            device.close()
-            raise
+        n_max = _rails_max(pool.payload_bytes)
+        rails = _open_devices(pool, _wanted(plan, settings.server_connections_max), n_max)
     except ConfigError as error:
         if settings.rdma == "require":
             raise ConfigError(f"transport.rdma is require, but {error}; auto does without") from error
         _log.info("pages move by tcp: %s", error)
-        return None
-    _log.info("pages move by RDMA device %s where peers have one, too", device.name)
-    return device
+        return ()
+    names = ", ".join(device.name for device in rails)
+    _log.info("pages move by RDMA, rails %s, where peers have it, too", names)
+    return rails
 
 
-def _wanted(plan: Plan, connections_max: int) -> VerbsSettings:
-    """The first rank's NIC, or the first that is fit; without a plan, the library looks for one itself."""
-    for rail in (*(rank.rail for rank in plan.ranks), *plan.rails):
-        if rail is not None and rail.port.number == 1:
-            return VerbsSettings(rail.device.name, rail.gid.index, connections_max)
-    return VerbsSettings(connections_max=connections_max)
+def _open_devices(pool: Pool, wanted: list[VerbsSettings], n_max: int) -> tuple[VerbsDevice, ...]:
+    """Raises ConfigError when none can be opened."""
+    rails: list[VerbsDevice] = []
+    last: ConfigError | None = None
+    for settings in wanted:
+        if len(rails) == n_max:
+            _log.warning("rail %s is not used: each pins the pool, and the limit memlock is too low", settings.device)
+            continue
+        try:
+            rails.append(VerbsDevice(pool, settings))
+        except ConfigError as error:
+            last = error
+            if settings.device:
+                _log.warning("rail %s is not used: %s", settings.device, error)
+    if not rails and last is not None:
+        raise last
+    return tuple(rails)
 
 
-def _check_memlock(pool_bytes: int) -> None:
+def _wanted(plan: Plan, connections_max: int) -> list[VerbsSettings]:
+    """The rails of the plan; without any, the library looks for a device itself. Only first ports are used."""
+    rails = [rail for rail in plan.rails if rail.port.number == 1][:RAILS_MAX]
+    if not rails:
+        return [VerbsSettings(connections_max=connections_max)]
+    return [VerbsSettings(rail.device.name, rail.gid.index, connections_max) for rail in rails]
+
+
+def _rails_max(pool_bytes: int) -> int:
+    """How many rails may have the pool: each pins it, and counts it anew.
+
+    Raises:
+        ConfigError: not even one.
+    """
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    if limit not in (resource.RLIM_INFINITY, -1) and limit < pool_bytes and not _may_pin_anything():
+    if limit in (resource.RLIM_INFINITY, -1) or _may_pin_anything():
+        return RAILS_MAX
+    if limit < pool_bytes:
         raise ConfigError(
             f"no RDMA: the pool has {pool_bytes} bytes, of which {limit} may be pinned: raise the limit memlock "
             "(LimitMEMLOCK=infinity), or give the agent IPC_LOCK"
         )
+    return min(RAILS_MAX, limit // pool_bytes)
 
 
 def _may_pin_anything() -> bool:
@@ -89,8 +115,8 @@ def _may_pin_anything() -> bool:
 class RdmaAdmissions:
     """The producer's side: gives its ends of queue pairs, and where its extents lie, to authenticated members."""
 
-    def __init__(self, device: VerbsDevice, view: ClusterView) -> None:
-        self._device = device
+    def __init__(self, rails: Sequence[VerbsDevice], view: ClusterView) -> None:
+        self._rails = rails
         self._view = view
         # Making a queue pair or registering an extent takes milliseconds: not on the event loop.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kvpeer-rdma")
@@ -101,25 +127,34 @@ class RdmaAdmissions:
 
     def revoke(self, reader: AgentId) -> None:
         """The reader ended: so do its queue pairs, soon."""
-        self._thread.submit(self._device.revoke, reader)
+        for device in self._rails:
+            self._thread.submit(device.revoke, reader)
 
     def close(self) -> None:
-        """Returns when no call uses the device any more. Blocks for some milliseconds."""
+        """Returns when no call uses a device any more. Blocks for some milliseconds."""
         self._thread.shutdown()
 
     async def _open(self, peer: AgentInfo, message: PeerMessage) -> PeerMessage:
         assert isinstance(message, OpenQueuePair)  # noqa: S101 - what it is registered for
         if self._view.info(AgentId(peer.agent_id)) is None:
             raise PeerUnavailableError(f"{peer.name} is no member here (any more): queue pairs are for members")
+        device = self._rail(peer, message.rail)
         try:
-            return QueuePairOpened(await self._call(self._device.accept, peer.agent_id, message.reader_end))
+            producer_end = await self._call(device.accept, peer.agent_id, message.reader_end)
+            return QueuePairOpened(producer_end, len(self._rails))
         except ConfigError as error:  # no way to the reader's address, for one
             raise PeerUnavailableError(str(error)) from error
 
     async def _extents(self, peer: AgentInfo, message: PeerMessage) -> PeerMessage:
         assert isinstance(message, ReadExtents)  # noqa: S101 - what it is registered for
-        extents = await self._call(self._device.extents, message.first, EXTENTS_TOLD_MAX)
-        return Extents(extents, self._device.n_extents)
+        device = self._rail(peer, message.rail)
+        extents = await self._call(device.extents, message.first, EXTENTS_TOLD_MAX)
+        return Extents(extents, device.n_extents)
+
+    def _rail(self, peer: AgentInfo, number: int) -> VerbsDevice:
+        if number >= len(self._rails):
+            raise CapacityError(f"{peer.name} asked for rail {number}; there are {len(self._rails)}")
+        return self._rails[number]
 
     async def _call(self, function: Callable[..., bytes], *arguments: object) -> bytes:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
@@ -133,16 +168,17 @@ class ControlChannel:
         self._links = links
         self._loop = loop
 
-    def open_queue_pair(self, reader_end: bytes, deadline_ns: int) -> bytes:
+    def open_queue_pair(self, reader_end: bytes, rail: int, deadline_ns: int) -> tuple[bytes, int]:
         """See `ProducerControl`."""
         try:
-            return self._ask(OpenQueuePair(reader_end), QueuePairOpened, deadline_ns).producer_end
+            answer = self._ask(OpenQueuePair(reader_end, rail), QueuePairOpened, deadline_ns)
         except PeerRefusedError as error:
             raise NoPathError(f"agent {self._producer.hex()} gives no queue pair: {error}") from error
+        return answer.producer_end, answer.n_rails
 
-    def extents(self, first: int, deadline_ns: int) -> tuple[bytes, int]:
+    def extents(self, first: int, rail: int, deadline_ns: int) -> tuple[bytes, int]:
         """See `ProducerControl`."""
-        answer = self._ask(ReadExtents(first), Extents, deadline_ns)
+        answer = self._ask(ReadExtents(first, rail), Extents, deadline_ns)
         return answer.extents, answer.n_extents
 
     def _ask(self, message: PeerMessage, kind: type[_T], deadline_ns: int) -> _T:

@@ -99,6 +99,8 @@ METRICS: tuple[Metric, ...] = (
           transport=_TRANSPORTS),
     gauge("kvpeer_transport_peers", "", "Producers that pages are read from, by the path that is in use.",
           "Which peers do without RDMA?", transport=_TRANSPORTS),
+    gauge("kvpeer_transport_lanes", "", "Pairs of an own rail and a producer's, by whether pages go by them.",
+          "Is a rail lost?", state=("in", "out")),
     gauge("kvpeer_disk_condition", "", "1 for the state that the disk tier is in; pages are served in ok and full.",
           "Does the disk tier work, and if not, why?", condition=_DISK_CONDITIONS),
     gauge("kvpeer_disk_capacity_bytes", "bytes", "Room that the disk tier may use; 0 without one.",

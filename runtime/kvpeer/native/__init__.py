@@ -20,10 +20,12 @@ from kvpeer.native.server import CAPABILITY_BYTES, DataServer, ServerLimits, Ser
 from kvpeer.native.verbs import (
     ENDPOINT_BYTES,
     EXTENT_BYTES,
+    RAILS_MAX,
     VerbsConnection,
     VerbsDevice,
     VerbsSettings,
     VerbsStats,
+    fetch_by_verbs,
 )
 
 __all__ = [
@@ -32,6 +34,7 @@ __all__ = [
     "EXTENT_BYTES",
     "LIBRARY_PATH",
     "PART_DTYPE",
+    "RAILS_MAX",
     "DataConnection",
     "DataServer",
     "DirectoryStats",
@@ -50,6 +53,7 @@ __all__ = [
     "build_info",
     "copy_crc64",
     "crc64",
+    "fetch_by_verbs",
     "monotonic_ns",
     "select_crc64",
 ]

@@ -24,7 +24,7 @@ __all__ = [
     "load",
 ]
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 """KVP_ABI_VERSION of the header that this binding was written for."""
 
 LIBRARY_PATH = Path(__file__).with_name("libkvpeer.so")
@@ -164,10 +164,11 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "kvp_verbs_conn_connect": (_int, [_pointer, _text]),
     "kvp_verbs_conn_learn": (_int, [_pointer, _u32, _u64, _text]),
     "kvp_verbs_conn_knows": (_int, [_pointer, _u64, _pointer]),
-    "kvp_verbs_conn_fetch": (
+    "kvp_verbs_conn_probe": (_int, [_pointer, _u64]),
+    "kvp_verbs_fetch": (
         _int,
         [
-            *[_pointer, _u64, _pointer, _pointer, _pointer, _pointer, _pointer],
+            *[_pointer, _u32, _pointer, _u64, _pointer, _pointer, _pointer, _pointer, _pointer],
             *[_int, _u64, _pointer, _pointer, _pointer],
         ],
     ),

@@ -1,12 +1,14 @@
-"""`VerbsDevice`: a pool behind one RDMA device; `VerbsConnection`: a reader's end of one queue pair to a producer."""
+"""`VerbsDevice`: a pool behind one RDMA device; `VerbsConnection`: a reader's end of one queue pair to a producer;
+`fetch_by_verbs`: pages by several of them at once."""
 
 from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvpeer.model import ConfigError, LocalProtocolError, PeerUnavailableError, RemoteProtocolError, Verify
+from kvpeer.model import ConfigError, KvPeerError, LocalProtocolError, PeerUnavailableError, RemoteProtocolError, Verify
 from kvpeer.native._arrays import U4, U8, Keys, address, fixed_bytes, u4
 from kvpeer.native._errors import Code, check, error_for
 from kvpeer.native._handle import Handle
@@ -15,13 +17,25 @@ from kvpeer.native._library import VerbsSettings as SettingValues
 from kvpeer.native.connection import FetchedPages, fetch_pages
 from kvpeer.native.pool import Pool
 
-__all__ = ["ENDPOINT_BYTES", "EXTENT_BYTES", "VerbsConnection", "VerbsDevice", "VerbsSettings", "VerbsStats"]
+__all__ = [
+    "ENDPOINT_BYTES",
+    "EXTENT_BYTES",
+    "RAILS_MAX",
+    "VerbsConnection",
+    "VerbsDevice",
+    "VerbsSettings",
+    "VerbsStats",
+    "fetch_by_verbs",
+]
 
 ENDPOINT_BYTES = 32
 """One end of a queue pair, as the other end must know it (kvp_verbs_endpoint)."""
 
 EXTENT_BYTES = 32
 """Where the pages of one extent can be read (kvp_verbs_extent)."""
+
+RAILS_MAX = 16
+"""Connections of one fetch (KVP_RAILS_MAX)."""
 
 REASON_BYTES_MAX = 512
 
@@ -39,8 +53,9 @@ class VerbsSettings:
     """Of the port's table of addresses; -1: RoCE v2 and routable, IPv4 first."""
     connections_max: int = 1024
     """Queue pairs that are served at a time."""
-    reader_connections_max: int = 16
-    """Of these, for one reader; a further one replaces its oldest."""
+    reader_connections_max: int = 64
+    """Of these, for one reader; a further one replaces its oldest. Four connections of a reader with 16 rails, all of
+    which may end here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +178,8 @@ class VerbsDevice(Handle):
 
 
 class VerbsConnection(Handle):
-    """A queue pair to one producer: made with `own_end`, of use after `connect`. One fetch at a time; `shutdown` may be
-    called from another thread.
+    """A queue pair to one producer: made with `own_end`, of use after `connect`, until `error` is set. In one fetch at
+    a time; `shutdown` may be called from another thread.
 
     Raises:
         PeerUnavailableError: the device makes no further queue pair.
@@ -183,6 +198,12 @@ class VerbsConnection(Handle):
         self.own_end = own_end.raw
         """What the producer must be told of this end."""
         self._device = device
+        self.error: KvPeerError | None = None
+        """Why the queue pair has ended; None while it has not."""
+        self.has_delivered = False
+        """Whether pages came by it in the latest fetch."""
+        self.is_timed_out = False
+        """Whether it ended because nothing had come in time."""
         device._count_reading(1)
 
     def connect(self, producer_end: bytes) -> None:
@@ -217,35 +238,11 @@ class VerbsConnection(Handle):
         n = len(slots)
         return bool(library().kvp_verbs_conn_knows(self._pointer, n, address("slots", slots, u4, n)))
 
-    def fetch(
-        self,
-        slots: U4,
-        generations: U4,
-        keys: Keys,
-        lengths: U4,
-        destinations: U8,
-        verify: Verify,
-        deadline_ns: int,
-    ) -> FetchedPages:
-        """Reads n pages, verified; see `DataConnection.fetch`. Pages of extents that were not learnt are STALE.
-
-        Destinations lie in the device's pool or in memory that was registered with it. With an error in the result,
-        the queue pair has ended, and nothing writes to the destinations.
-
-        Raises:
-            LocalProtocolError: an array is not as described, or a destination does not lie in registered memory.
-        """
-        action = f"read {len(slots)} pages of {self._peer}"
-        batch = (slots, generations, keys, lengths, destinations)
-        code, fetched = fetch_pages(library().kvp_verbs_conn_fetch, self._pointer, *batch, verify, deadline_ns)
-        if code == Code.EINVAL:
-            raise error_for(code, action)
-        if code == Code.ECLOSED:
-            fault = library().kvp_verbs_conn_fault(self._pointer).decode()
-            fetched.error = PeerUnavailableError(f"{action}: {fault or 'the queue pair is closed'}")
-        elif code != Code.OK:
-            fetched.error = error_for(code, action, PeerUnavailableError)
-        return fetched
+    def probe(self, deadline_ns: int) -> bool:
+        """True once a header of the producer came this way, or nothing was learnt that could be read; else the queue
+        pair has ended. Blocks until deadline_ns at most."""
+        self._take_code(library().kvp_verbs_conn_probe(self._pointer, deadline_ns), "probe")
+        return self.error is None
 
     def shutdown(self) -> None:
         """Makes a fetch in another thread return soon, with an error in its result. Thread-safe; never blocks."""
@@ -256,3 +253,56 @@ class VerbsConnection(Handle):
         if not self.is_closed:
             super().close()
             self._device._count_reading(-1)
+
+    def _take_code(self, code: int, action: str) -> None:
+        """What a native call says of this connection."""
+        self.has_delivered = code > 0
+        if code >= 0 or self.error is not None:
+            return
+        self.is_timed_out = code == Code.ETIMEOUT
+        what = f"{action}: {self._peer}"
+        if code == Code.ECLOSED:
+            fault = library().kvp_verbs_conn_fault(self._pointer).decode()
+            self.error = PeerUnavailableError(f"{what}: {fault or 'the queue pair is closed'}")
+        else:
+            self.error = error_for(code, what, PeerUnavailableError)
+
+
+def fetch_by_verbs(
+    connections: Sequence[VerbsConnection],
+    slots: U4,
+    generations: U4,
+    keys: Keys,
+    lengths: U4,
+    destinations: U8,
+    verify: Verify,
+    deadline_ns: int,
+) -> FetchedPages:
+    """Reads n pages of one producer, verified, by 1 to RAILS_MAX different connections at once; see
+    `DataConnection.fetch`.
+
+    The pages are shared out by their bytes. Those of a connection that fails go by the others, as do those of one that
+    is silent for half of the time while others are done; it has its `error` then. Pages of extents that were not learnt
+    are STALE. Destinations lie in the pool of all devices or in memory that was registered with each of them. With an
+    error in the result, pages had no connection left, or no time. However it ends, nothing writes to the destinations.
+
+    Raises:
+        LocalProtocolError: an array is not as described, or a destination does not lie in registered memory.
+    """
+    n = len(connections)
+    handles = (ctypes.c_void_p * n)(*[connection._pointer for connection in connections])
+    codes = (ctypes.c_int32 * n)()
+    action = f"read {len(slots)} pages"
+
+    def call(_: int, *batch: object) -> int:
+        return int(library().kvp_verbs_fetch(handles, n, codes, *batch))
+
+    code, fetched = fetch_pages(call, 0, slots, generations, keys, lengths, destinations, verify, deadline_ns)
+    for connection, its_code in zip(connections, codes, strict=True):
+        connection._take_code(its_code, action)
+    if code == Code.EINVAL:
+        raise error_for(code, action)
+    if code != Code.OK:
+        errors = [connection.error for connection in connections if connection.error is not None]
+        fetched.error = errors[-1] if errors else error_for(code, action, PeerUnavailableError)
+    return fetched

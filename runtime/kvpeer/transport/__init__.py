@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from kvpeer.transport.base import CHUNK_BYTES_MAX, FetchBatch, FetchResult, NoPathError, NotAskedError, Transport
 from kvpeer.transport.fallback import FallbackPeer
+from kvpeer.transport.lanes import Lanes
 from kvpeer.transport.peer import PooledPeer
 from kvpeer.transport.shm import ShmTransport
 from kvpeer.transport.tcp import CapabilitySource, Producer, TcpPeer
@@ -18,6 +19,7 @@ __all__ = [
     "FallbackPeer",
     "FetchBatch",
     "FetchResult",
+    "Lanes",
     "NoPathError",
     "NotAskedError",
     "PooledPeer",

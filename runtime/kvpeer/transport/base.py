@@ -20,8 +20,8 @@ from kvpeer.native import PART_DTYPE, FetchedPages, Keys
 __all__ = ["CHUNK_BYTES_MAX", "FetchBatch", "FetchResult", "NoPathError", "NotAskedError", "Transport"]
 
 CHUNK_BYTES_MAX = 8 << 20
-"""Page bytes asked for at a time: an aborted fetch waits for no more than these, a few milliseconds' worth. Larger
-chunks would not be faster: the pause between two of them is one round trip."""
+"""Page bytes asked for at a time, by each rail where there are several: an aborted fetch waits for no more than these,
+a few milliseconds' worth. Larger chunks would not be faster: the pause between two of them is one round trip."""
 
 
 class NoPathError(PeerUnavailableError):
@@ -73,12 +73,12 @@ class FetchBatch:
             self.destinations[start:stop],
         )
 
-    def chunk_stop(self, start: int, pages_max: int) -> int:
-        """Returns where the chunk from `start` ends: at least one page, at most pages_max and CHUNK_BYTES_MAX."""
-        if start == 0 and len(self) <= pages_max and int(self.lengths.sum(dtype=np.int64)) <= CHUNK_BYTES_MAX:
+    def chunk_stop(self, start: int, pages_max: int, bytes_max: int = CHUNK_BYTES_MAX) -> int:
+        """Returns where the chunk from `start` ends: at least one page, at most pages_max and bytes_max."""
+        if start == 0 and len(self) <= pages_max and int(self.lengths.sum(dtype=np.int64)) <= bytes_max:
             return len(self)
         ends = np.cumsum(self.lengths[start : start + pages_max], dtype=np.int64)
-        return start + max(1, int(np.searchsorted(ends, CHUNK_BYTES_MAX, side="right")))
+        return start + max(1, int(np.searchsorted(ends, bytes_max, side="right")))
 
 
 @dataclass(slots=True, eq=False)

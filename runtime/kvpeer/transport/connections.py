@@ -22,6 +22,10 @@ class Connection(Protocol):
     def pages_max(self) -> int:
         """Pages that one fetch may ask for."""
 
+    @property
+    def bytes_max(self) -> int:
+        """Page bytes that one fetch should ask for: whoever aborts waits for them."""
+
     def fetch(self, batch: FetchBatch, verify: Verify, deadline_ns: int) -> FetchedPages:
         """Fetches pages, verified. With an error in the result, or after it raised, the connection is of no use."""
 

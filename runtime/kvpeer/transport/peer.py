@@ -51,7 +51,7 @@ class PooledPeer:
             except KvPeerError as error:
                 result.end(start, _outcome_without_answer(error, deadline_ns), error)
                 break
-            stop = batch.chunk_stop(start, lease.connection.pages_max)
+            stop = batch.chunk_stop(start, lease.connection.pages_max, lease.connection.bytes_max)
             fetched = self._fetch_chunk(lease, batch.part(start, stop), deadline_ns)
             if lease.is_reused and _broke_unanswered(fetched):
                 continue

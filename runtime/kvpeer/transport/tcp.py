@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kvpeer.model import Verify
 from kvpeer.native import DataConnection, FetchedPages
-from kvpeer.transport.base import FetchBatch
+from kvpeer.transport.base import CHUNK_BYTES_MAX, FetchBatch
 from kvpeer.transport.peer import IDLE_CLOSE_S, PooledPeer
 
 __all__ = ["CapabilitySource", "Producer", "TcpPeer"]
@@ -50,6 +50,8 @@ class TcpPeer(PooledPeer):
 
 class _TcpConnection:
     """See `Connection`."""
+
+    bytes_max = CHUNK_BYTES_MAX
 
     def __init__(self, to: Producer, capability: bytes, deadline_ns: int) -> None:
         self._native = DataConnection(to.host, to.data_port, capability, to.reader_id, to.producer_id, deadline_ns)

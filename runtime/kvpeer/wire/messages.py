@@ -19,6 +19,7 @@ __all__ = [
     "EXTENTS_TOLD_MAX",
     "INSPECTED_PAGES_MAX",
     "PAGE_HASH_BYTES",
+    "RAILS_MAX",
     "SUBJECT_CHARS_MAX",
     "TRACED_HOLDERS_MAX",
     "TRACES_MAX",
@@ -119,6 +120,10 @@ TRACES_MAX = 256
 TRACED_HOLDERS_MAX = 16
 """Producers that a trace names: as many as an answer to a Locate offers."""
 
+RAILS_MAX = 16
+"""Rails of an agent: hosts have eight NICs for their GPUs, or sixteen ports."""
+
+_Rail = Annotated[int, msgspec.Meta(ge=0, lt=RAILS_MAX)]
 _QueuePairEnd = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 _Id = Annotated[bytes, msgspec.Meta(min_length=AGENT_ID_BYTES, max_length=AGENT_ID_BYTES)]
 _Name = Annotated[str, msgspec.Meta(max_length=253)]  # as long as a DNS name
@@ -380,21 +385,26 @@ class Promoted(Message, frozen=True, tag=23):
 
 
 class OpenQueuePair(Message, frozen=True, tag=24):
-    """Asks the producer for its end of a queue pair to this end of the reader's. Answer: QueuePairOpened."""
+    """Asks the producer for its end, by its rail of this number, of a queue pair to this end of the reader's. Answer:
+    QueuePairOpened."""
 
     reader_end: _QueuePairEnd
+    rail: _Rail = 0
 
 
 class QueuePairOpened(Message, frozen=True, tag=25):
-    """The producer's end; it serves READs from now on."""
+    """The producer's end, which serves READs from now on, and how many rails the producer has. An agent that does not
+    send their number has one, and serves by it whatever rail is asked for."""
 
     producer_end: _QueuePairEnd
+    n_rails: Annotated[int, msgspec.Meta(ge=1, le=RAILS_MAX)] = 1
 
 
 class ReadExtents(Message, frozen=True, tag=26):
-    """Asks the producer where its extents from `first` on can be read. Answer: Extents."""
+    """Asks the producer where its extents from `first` on can be read by its rail of this number. Answer: Extents."""
 
     first: Annotated[int, msgspec.Meta(ge=0, lt=EXTENTS_MAX)]
+    rail: _Rail = 0
 
 
 class Extents(Message, frozen=True, tag=27):

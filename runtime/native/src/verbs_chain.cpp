@@ -51,6 +51,15 @@ SendRequest *Chain::link(uint64_t first_id) {
   return requests_.data();
 }
 
+SendRequest *Chain::link_header(uint64_t id, uint64_t address, uint32_t key) {
+  requests_.clear();
+  segments_.clear();
+  append({reinterpret_cast<uintptr_t>(&room_->fronts[0]), sizeof(kvp_slot_header), region_->local_key}, address, key, kSendSignaled);
+  requests_[0].id = id;
+  requests_[0].segments = segments_.data();
+  return requests_.data();
+}
+
 void Chain::append_payload(const RemotePage &page, unsigned flags) {
   for (uint32_t n_done = 0; n_done < page.length;) {
     const uint32_t n = std::min(page.length - n_done, kReadBytes);

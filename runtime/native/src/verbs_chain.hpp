@@ -47,6 +47,8 @@ class Chain {
   // Makes the requests; ids count from first_id, the last one has first_id + n_reads() - 1.
   SendRequest *link(uint64_t first_id);
   uint32_t n_reads() const { return n_reads_; }
+  // Makes one request instead: for a header, into the room of the first page.
+  SendRequest *link_header(uint64_t id, uint64_t address, uint32_t key);
 
   // What arrived for the i-th page of the chain.
   const PageFront &front(uint32_t i) const { return room_->fronts[i]; }

@@ -3,7 +3,9 @@
 
 #include <atomic>
 #include <cstdint>
+#include <span>
 
+#include "kvpeer/kvpeer.h"
 #include "verbs_library.hpp"
 
 namespace kvpeer::verbs {
@@ -26,20 +28,26 @@ class Completions {
   // Requests with ids below this one are posted.
   void posted(uint64_t next_id) { next_id_ = next_id; }
 
-  // Waits until all that was posted is complete and right: KVP_OK. KVP_ETIMEOUT at the deadline, KVP_ECLOSED after a shutdown and when
-  // the peer or the way to it failed, KVP_ESYS for what else went wrong.
-  int await(uint64_t deadline_ns);
+  // What `poll` says while requests are under way and nothing is wrong.
+  static constexpr int kPending = 1;
+  // KVP_OK once all that was posted is complete and right, kPending before that. KVP_ECLOSED after a shutdown and when the peer or the
+  // way to it failed, KVP_ESYS for what else went wrong. Never blocks.
+  int poll();
+  // Sleeps until something completes at one of them (KVP_RAILS_MAX at most), one is shut down, or the time has come; it may return
+  // for less.
+  static void sleep(std::span<Completions *const> all, uint64_t until_ns);
   // Waits until all that was posted is complete, however; for a queue pair in the error state. Gives up after a while.
   void drain();
   // The first bad status of a completion.
   int fault() const { return fault_; }
-  // Makes `await` return soon, now and ever after. Thread-safe.
+  // Makes `poll` say KVP_ECLOSED from now on, and wakes who sleeps. Thread-safe.
   void shutdown();
 
  private:
   bool is_all_done() const { return done_id_ + 1 == next_id_; }
-  int poll();
-  int sleep(uint64_t deadline_ns);
+  void collect();
+  bool arm();
+  void take_event();
 
   const Library &library_;
   Context *const context_;
@@ -48,6 +56,7 @@ class Completions {
   uint64_t next_id_ = 1;
   uint64_t done_id_ = 0;  // of the newest request that is complete
   int fault_ = kSuccess;
+  int error_ = 0;  // errno of the first call of the device that failed
   int bell_ = -1;  // rung by shutdown
   std::atomic<bool> is_shut_down_{false};
 };

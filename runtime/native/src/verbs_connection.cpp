@@ -1,7 +1,4 @@
-// The reader's side of one-sided READs: kvp_verbs_conn_*.
-//
-// A fetch that did not go well ends the queue pair: it is moved into the error state, its completions are drained, and it is destroyed
-// before the fetch returns. So nothing can be written into a destination that the caller has back.
+#include "verbs_connection.hpp"
 
 #include <algorithm>
 #include <array>
@@ -14,14 +11,9 @@
 #include "checksum.hpp"
 #include "errors.hpp"
 #include "extent.hpp"
-#include "fetched_pages.hpp"
-#include "kvpeer/kvpeer.h"
 #include "run_page.hpp"
 #include "slot_header.hpp"
 #include "socket_io.hpp"
-#include "verbs_chain.hpp"
-#include "verbs_completions.hpp"
-#include "verbs_device.hpp"
 
 namespace kvpeer::verbs {
 namespace {
@@ -42,51 +34,16 @@ constexpr auto kDestroyPause = std::chrono::milliseconds(10);
 using namespace kvpeer;
 using namespace kvpeer::verbs;
 
-struct kvp_verbs_conn {
- public:
-  kvp_verbs_conn(kvp_verbs &device, const uint8_t *producer_id)
-      : device_(device),
-        reads_max_(static_cast<uint32_t>(std::min(
-            {device.attributes().max_qp_wr, device.attributes().max_cqe, static_cast<int>(3 * Chain::kPagesMax)}))),
-        chain_(reads_max_),
-        completions_(device.library, device.context()),
-        endpoint_(device.library, device.port()) {
-    std::copy_n(producer_id, KVP_AGENT_ID_BYTES, producer_id_);
-  }
-  ~kvp_verbs_conn() { quiesce(); }
-
-  int create(kvp_verbs_endpoint &reader_out);
-  int connect(const kvp_verbs_endpoint &producer);
-  void learn(uint32_t first, uint64_t n, const kvp_verbs_extent *extents);
-  bool knows(uint64_t n, const uint32_t *slots) const;
-  int fetch(const PageArrays &pages, int verify, uint64_t deadline_ns);
-  const char *fault() const {
-    return completions_.fault() == kSuccess ? "" : device_.library.wc_status_str(completions_.fault());
-  }
-  void shutdown() { completions_.shutdown(); }
-
- private:
-  const kvp_verbs_extent *extent(uint32_t slot) const;
-  int find_destinations(const PageArrays &pages);
-  bool locate(const PageArrays &pages, uint32_t i, RemotePage &out) const;
-  int fetch_chain(const PageArrays &pages, uint32_t &next, int verify, uint64_t deadline_ns);
-  int post();
-  bool is_where_it_was_sought(uint32_t slot, uint32_t slot_bytes);
-  void settle(const PageArrays &pages, uint32_t idx, uint32_t i, int verify);
-  void quiesce();
-
-  kvp_verbs &device_;
-  const uint32_t reads_max_;
-  uint8_t producer_id_[KVP_AGENT_ID_BYTES];
-  std::vector<kvp_verbs_extent> extents_;  // of the producer, as far as they were learnt
-  Chain chain_;
-  Completions completions_;
-  Endpoint endpoint_;  // after the queue that it completes to
-  bool is_open_ = false;
-  std::vector<uint32_t> local_keys_;      // [n] of the pages of a fetch
-  std::array<uint32_t, Chain::kPagesMax> chain_pages_;  // places in the fetch of the pages of the chain
-  uint32_t n_chain_pages_ = 0;
-};
+kvp_verbs_conn::kvp_verbs_conn(kvp_verbs &device, const uint8_t *producer_id)
+    : device_(device),
+      reads_max_(static_cast<uint32_t>(
+          std::min({device.attributes().max_qp_wr, device.attributes().max_cqe, static_cast<int>(3 * Chain::kPagesMax)}))),
+      chain_(reads_max_),
+      completions_(device.library, device.context()),
+      endpoint_(device.library, device.port()) {
+  std::copy_n(producer_id, KVP_AGENT_ID_BYTES, producer_id_);
+  under_way_.reserve(Chain::kPagesMax);
+}
 
 int kvp_verbs_conn::create(kvp_verbs_endpoint &reader_out) {
   const Library &library = device_.library;
@@ -133,39 +90,34 @@ bool kvp_verbs_conn::knows(uint64_t n, const uint32_t *slots) const {
   return std::all_of(slots, slots + n, [this](uint32_t slot) { return extent(slot) != nullptr; });
 }
 
-int kvp_verbs_conn::fetch(const PageArrays &pages, int verify, uint64_t deadline_ns) {
-  if (!is_open_) {
-    return KVP_ECLOSED;
+int kvp_verbs_conn::probe(uint64_t deadline_ns) {
+  const auto there = std::find_if(extents_.begin(), extents_.end(), [](const auto &extent) { return extent.slot_bytes != 0; });
+  if (!is_open_ || there == extents_.end()) {
+    return is_open_ ? KVP_OK : KVP_ECLOSED;
   }
-  int rc = find_destinations(pages);
-  if (rc == KVP_EINVAL) {
-    return rc;
-  }
-  uint32_t n_answered = 0;
-  while (rc == KVP_OK && n_answered < pages.n) {
-    uint32_t next = n_answered;
-    rc = fetch_chain(pages, next, verify, deadline_ns);
-    n_answered = rc == KVP_OK ? next : n_answered;
+  int rc = send(chain_.link_header(completions_.next_id(), there->header_address, there->header_key), 1);
+  while (rc == KVP_OK && (rc = completions_.poll()) == Completions::kPending && now_ns() < deadline_ns) {
+    std::array<Completions *, 1> awaited{&completions_};
+    Completions::sleep(awaited, deadline_ns);
+    rc = KVP_OK;
   }
   if (rc != KVP_OK) {
     quiesce();
-    std::fill(pages.outcomes + n_answered, pages.outcomes + pages.n, rc == KVP_ETIMEOUT ? KVP_TIMEOUT : KVP_MISS);
   }
-  return rc;
+  return rc == Completions::kPending ? KVP_ETIMEOUT : rc;
 }
 
-int kvp_verbs_conn::find_destinations(const PageArrays &pages) {
-  local_keys_.resize(pages.n);
-  for (uint32_t i = 0; i < pages.n; ++i) {
-    if (int rc = device_.memory().local_key(pages.destinations[i], pages.lengths[i], local_keys_[i]); rc != KVP_OK) {
-      return rc;
-    }
-  }
-  return KVP_OK;
+const char *kvp_verbs_conn::fault() const {
+  return completions_.fault() == kSuccess ? "" : device_.library.wc_status_str(completions_.fault());
+}
+
+int kvp_verbs_conn::find_destination(const PageArrays &pages, uint32_t idx, uint32_t &key) const {
+  return device_.memory().local_key(pages.destinations[idx], pages.lengths[idx], key);
 }
 
 // Where a page is, by what the producer told; false when there can be no such page.
-bool kvp_verbs_conn::locate(const PageArrays &pages, uint32_t i, RemotePage &out) const {
+bool kvp_verbs_conn::locate(const PageArrays &pages, const Wanted &page, RemotePage &out) const {
+  const uint32_t i = page.idx;
   const kvp_verbs_extent *there = extent(pages.slots[i]);
   if (there == nullptr || pages.lengths[i] > there->slot_bytes) {
     return false;
@@ -176,49 +128,38 @@ bool kvp_verbs_conn::locate(const PageArrays &pages, uint32_t i, RemotePage &out
          there->header_key,
          there->payload_key,
          pages.lengths[i],
-         local_keys_[i],
+         page.local_key,
          pages.destination(i)};
   return true;
 }
 
-// Reads as many pages from `next` on as one post takes, and moves `next` behind them.
-int kvp_verbs_conn::fetch_chain(const PageArrays &pages, uint32_t &next, int verify, uint64_t deadline_ns) {
+int kvp_verbs_conn::post(const PageArrays &pages, std::span<const Wanted> wanted, size_t &next) {
   chain_.clear();
-  n_chain_pages_ = 0;
-  for (; next < pages.n; ++next) {
+  for (; next < wanted.size(); ++next) {
     RemotePage page;
-    if (!locate(pages, next, page)) {
-      pages.outcomes[next] = KVP_STALE;
+    if (!locate(pages, wanted[next], page)) {
+      pages.outcomes[wanted[next].idx] = KVP_STALE;
     } else if (chain_.add(page)) {
-      chain_pages_[n_chain_pages_++] = next;
+      under_way_.push_back(wanted[next]);
     } else {
       break;
     }
   }
-  if (chain_.is_empty()) {
-    return KVP_OK;
-  }
-  if (now_ns() >= deadline_ns) {
-    return KVP_ETIMEOUT;
-  }
-  if (int rc = post(); rc != KVP_OK) {
-    return rc;
-  }
-  if (int rc = completions_.await(deadline_ns); rc != KVP_OK) {
-    return rc;
-  }
-  for (uint32_t i = 0; i < n_chain_pages_; ++i) {
-    settle(pages, chain_pages_[i], i, verify);
-  }
-  return KVP_OK;
+  return chain_.is_empty() ? KVP_OK : send(chain_.link(completions_.next_id()), chain_.n_reads());
 }
 
-int kvp_verbs_conn::post() {
+int kvp_verbs_conn::send(SendRequest *first, uint32_t n_requests) {
   SendRequest *bad = nullptr;
-  SendRequest *first = chain_.link(completions_.next_id());
   const int error = device_.context()->ops.post_send(endpoint_.get(), first, &bad);
-  completions_.posted(error == 0 || bad == nullptr ? completions_.next_id() + chain_.n_reads() : bad->id);
+  completions_.posted(error == 0 || bad == nullptr ? completions_.next_id() + n_requests : bad->id);
   return error == 0 ? KVP_OK : failed_with(error);
+}
+
+void kvp_verbs_conn::settle(const PageArrays &pages, int verify) {
+  for (uint32_t i = 0; i < under_way_.size(); ++i) {
+    settle_page(pages, under_way_[i].idx, i, verify);
+  }
+  under_way_.clear();
 }
 
 // True when the extent still has slots of the size from which the place of the payload was reckoned. Else what is known of it is
@@ -233,7 +174,7 @@ bool kvp_verbs_conn::is_where_it_was_sought(uint32_t slot, uint32_t slot_bytes) 
 
 // Says what became of the i-th page of the chain, whose place in the fetch is idx. A header that was torn by a write is not read again:
 // a location is told when its header stands, so a header that changes is that of another page.
-void kvp_verbs_conn::settle(const PageArrays &pages, uint32_t idx, uint32_t i, int verify) {
+void kvp_verbs_conn::settle_page(const PageArrays &pages, uint32_t idx, uint32_t i, int verify) {
   const uint32_t length = pages.lengths[idx];
   kvp_slot_header header;
   kvp_part parts[KVP_PARTS_MAX];
@@ -255,17 +196,16 @@ void kvp_verbs_conn::settle(const PageArrays &pages, uint32_t idx, uint32_t i, i
   pages.hit(idx, parts, header.n_parts);
 }
 
-// Ends the queue pair; when it returns, no request touches memory any more.
 void kvp_verbs_conn::quiesce() {
   is_open_ = false;
-  if (endpoint_.get() == nullptr) {
-    return;
+  if (endpoint_.get() != nullptr) {
+    endpoint_.stop();
+    completions_.drain();
+    while (!endpoint_.destroy()) {
+      std::this_thread::sleep_for(kDestroyPause);
+    }
   }
-  endpoint_.stop();
-  completions_.drain();
-  while (!endpoint_.destroy()) {
-    std::this_thread::sleep_for(kDestroyPause);
-  }
+  under_way_.clear();
 }
 
 extern "C" {
@@ -306,23 +246,7 @@ int kvp_verbs_conn_knows(const kvp_verbs_conn *conn, uint64_t n, const uint32_t 
   return conn != nullptr && slots != nullptr && conn->knows(n, slots) ? 1 : 0;
 }
 
-int kvp_verbs_conn_fetch(kvp_verbs_conn *conn, uint64_t n, const uint32_t *slots, const uint32_t *generations, const uint8_t *keys,
-                         const uint32_t *lengths, void *const *destinations, int verify, uint64_t deadline_ns, kvp_part *parts_out,
-                         uint16_t *n_parts_out, uint8_t *outcomes) {
-  if (conn == nullptr || n > UINT32_MAX) {
-    return KVP_EINVAL;
-  }
-  const PageArrays pages{static_cast<uint32_t>(n), slots,     generations, keys,   lengths,
-                         destinations,             parts_out, n_parts_out, outcomes};
-  if (!begin_fetch(pages, verify)) {
-    return KVP_EINVAL;
-  }
-  try {
-    return n == 0 ? KVP_OK : conn->fetch(pages, verify, deadline_ns);
-  } catch (const std::bad_alloc &) {
-    return KVP_ENOMEM;
-  }
-}
+int kvp_verbs_conn_probe(kvp_verbs_conn *conn, uint64_t deadline_ns) { return conn == nullptr ? KVP_EINVAL : conn->probe(deadline_ns); }
 
 const char *kvp_verbs_conn_fault(const kvp_verbs_conn *conn) { return conn == nullptr ? "" : conn->fault(); }
 

@@ -40,7 +40,8 @@ class VerbsReader {
       for (uint64_t i = 0; i < n; ++i) {
         EXPECT_EQ(kvp_verbs_register(reader_, destinations[i], lengths[i]), KVP_OK);
       }
-      const int rc = kvp_verbs_conn_fetch(conn, n, slots, generations, keys, lengths, destinations, rest...);
+      int32_t code = KVP_OK;
+      const int rc = kvp_verbs_fetch(&conn, 1, &code, n, slots, generations, keys, lengths, destinations, rest...);
       for (uint64_t i = 0; i < n; ++i) {
         EXPECT_EQ(kvp_verbs_unregister(reader_, destinations[i]), KVP_OK);
       }

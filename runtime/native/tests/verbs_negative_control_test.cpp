@@ -6,11 +6,13 @@
 #define kvp_verbs_conn_connect unchecked_verbs_conn_connect
 #define kvp_verbs_conn_learn unchecked_verbs_conn_learn
 #define kvp_verbs_conn_knows unchecked_verbs_conn_knows
-#define kvp_verbs_conn_fetch unchecked_verbs_conn_fetch
+#define kvp_verbs_conn_probe unchecked_verbs_conn_probe
+#define kvp_verbs_fetch unchecked_verbs_fetch
 #define kvp_verbs_conn_fault unchecked_verbs_conn_fault
 #define kvp_verbs_conn_shutdown unchecked_verbs_conn_shutdown
 #define kvp_verbs_conn_free unchecked_verbs_conn_free
 #include "../src/verbs_connection.cpp"
+#include "../src/verbs_fetch.cpp"
 
 #include "verbs_fixture.hpp"  // its reader makes the renamed calls
 

@@ -35,8 +35,8 @@ def pool():
         yield opened
 
 
-def received_packets() -> int:
-    return int(Path(f"/sys/class/infiniband/{RDMA_DEVICE}/ports/1/hw_counters/rcvd_pkts").read_text())
+def received_packets(device: str = RDMA_DEVICE) -> int:
+    return int(Path(f"/sys/class/infiniband/{device}/ports/1/hw_counters/rcvd_pkts").read_text())
 
 
 @without_verbs
@@ -48,13 +48,13 @@ def test_an_agent_that_requires_rdma_does_not_start_without_it_and_says_what_is_
 @without_verbs
 def test_without_a_device_auto_does_without_and_says_so(pool, caplog):
     with caplog.at_level(logging.INFO):
-        assert open_rdma(pool, TransportSettings(rdma="auto"), NO_PLAN) is None
+        assert open_rdma(pool, TransportSettings(rdma="auto"), NO_PLAN) == ()
     assert "pages move by tcp: no RDMA" in caplog.text
 
 
 def test_off_asks_for_no_device(pool, caplog):
     with caplog.at_level(logging.DEBUG):
-        assert open_rdma(pool, TransportSettings(rdma="off"), NO_PLAN) is None
+        assert open_rdma(pool, TransportSettings(rdma="off"), NO_PLAN) == ()
     assert not caplog.text
 
 
@@ -101,6 +101,23 @@ def test_agents_with_rdma_pull_by_it(tmp_path: Path, rdma: str) -> None:
 
 
 @needs_verbs
+def test_agents_pull_by_all_rails_of_their_plans(tmp_path: Path) -> None:
+    async def scenario(reader: WholeAgent, producer: WholeAgent) -> None:
+        assert [device.name for device in reader.agent._rdma] == ["rxe0", "rxe1"]
+        await producer.publish(*range(20))
+        await reader.finds(*range(20))
+        before = [received_packets("rxe0"), received_packets("rxe1")]
+        assert await reader.pull(*range(20), deadline_s=PULL_S) == ["HIT"] * 20
+        for device, earlier in zip(("rxe0", "rxe1"), before, strict=True):
+            assert received_packets(device) - earlier >= 20 // 2 * PAGE_PACKETS
+        reader.agent._observer.observe()
+        assert reader.count("kvpeer_transport_lanes", state="in") == 2
+        assert reader.count("kvpeer_transport_lanes", state="out") == 0
+
+    with_agents(tmp_path, "reader producer", scenario, reader=REQUIRE, producer=REQUIRE)
+
+
+@needs_verbs
 def test_a_peer_without_rdma_is_read_by_tcp_and_that_is_said_once(tmp_path: Path, caplog) -> None:
     async def scenario(reader: WholeAgent, producer: WholeAgent) -> None:
         for page in (1, 2):  # a chain each
@@ -132,14 +149,14 @@ def test_members_get_queue_pairs_until_they_end_and_strangers_none(tmp_path: Pat
     async def scenario(reader: WholeAgent, producer: WholeAgent) -> None:
         admissions = producer.agent._admissions._rdma
         stranger = msgspec.structs.replace(reader.agent.info, agent_id=b"s" * 16)
-        with VerbsConnection(reader.agent._rdma, producer.id) as connection:
+        with VerbsConnection(reader.agent._rdma[0], producer.id) as connection:
             question = OpenQueuePair(connection.own_end)
             with pytest.raises(PeerUnavailableError, match="no member"):
                 await admissions._open(stranger, question)
             assert len((await admissions._open(reader.agent.info, question)).producer_end) == 32
-        assert producer.agent._rdma.stats().connections_open == 1
+        assert producer.agent._rdma[0].stats().connections_open == 1
         producer.agent._admissions.revoke(reader.id)
         admissions.close()  # returns when what was asked for before is done
-        assert producer.agent._rdma.stats().connections_open == 0
+        assert producer.agent._rdma[0].stats().connections_open == 0
 
     with_agents(tmp_path, "reader producer", scenario, reader=REQUIRE, producer=REQUIRE)

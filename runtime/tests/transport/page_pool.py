@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
-from kvpeer.model import Verify
+from kvpeer.model import KvPeerError, Verify
 from kvpeer.native import (
     CAPABILITY_BYTES,
     PART_DTYPE,
@@ -23,7 +23,7 @@ from kvpeer.native import (
     crc64,
     monotonic_ns,
 )
-from kvpeer.transport import FetchBatch, FetchResult, Producer, ShmTransport, TcpPeer, Transport, VerbsPeer
+from kvpeer.transport import FetchBatch, FetchResult, NoPathError, Producer, ShmTransport, TcpPeer, Transport, VerbsPeer
 
 SLOT_BYTES = 64 << 10
 N_SLOTS = 8
@@ -41,6 +41,8 @@ LIMITS = ServerLimits(
 UNTOUCHED = 0xEE
 RDMA_DEVICE = os.environ.get("KVPEER_TEST_RDMA_DEVICE", "")
 """Set where there is one (`make test-rdma`); without it, nothing is read by verbs."""
+RDMA_DEVICES = ("rxe0", "rxe1")
+"""All that the small machine has, see e2e/rdma/rxe.sh."""
 READER_ID = b"r" * 16
 
 
@@ -160,56 +162,74 @@ def tcp_transport(pages: PagePool, verify: Verify) -> Iterator[Transport]:
 
 
 class Control:
-    """The control channel's part in reading by verbs, played by function calls on the producer's device."""
+    """The control channel's part in reading by verbs, played by function calls on the producer's devices."""
 
-    def __init__(self, producer: VerbsDevice) -> None:
-        self.producer = producer
+    def __init__(self, *rails: VerbsDevice) -> None:
+        self.rails = rails
         self.n_opened = itertools.count()
 
-    def open_queue_pair(self, reader_end: bytes, deadline_ns: int) -> bytes:
+    def open_queue_pair(self, reader_end: bytes, rail: int, deadline_ns: int) -> tuple[bytes, int]:
         next(self.n_opened)
-        return self.producer.accept(READER_ID, reader_end)
+        try:
+            return self.rails[rail].accept(READER_ID, reader_end), len(self.rails)
+        except KvPeerError as error:  # as the agent's: the producer answered that it will not
+            raise NoPathError(str(error)) from error
 
-    def extents(self, first: int, deadline_ns: int) -> tuple[bytes, int]:
-        return self.producer.extents(first, 1), self.producer.n_extents
+    def extents(self, first: int, rail: int, deadline_ns: int) -> tuple[bytes, int]:
+        return self.rails[rail].extents(first, 1), self.rails[rail].n_extents
 
 
 class RegisteringPeer(VerbsPeer):
     """Registers the destinations of each fetch, as an agent does once with its pool."""
 
-    def __init__(self, device: VerbsDevice, *arguments: object, **settings: object) -> None:
-        super().__init__(device, *arguments, **settings)
-        self._device = device
+    def __init__(self, rails: Sequence[VerbsDevice], *arguments: object, **settings: object) -> None:
+        super().__init__(rails, *arguments, **settings)
+        self._rails = rails
 
     def fetch(self, batch: FetchBatch, deadline_ns: int, abort: threading.Event | None = None) -> FetchResult:
         if not len(batch):
             return super().fetch(batch, deadline_ns, abort)
         start = int(batch.destinations.min())
-        self._device.register(start, int(batch.destinations.max()) - start + SLOT_BYTES)
+        for device in self._rails:
+            device.register(start, int(batch.destinations.max()) - start + SLOT_BYTES)
         try:
             return super().fetch(batch, deadline_ns, abort)
         finally:
-            self._device.unregister(start)
+            for device in self._rails:
+                device.unregister(start)
 
 
 class Reading:
-    """Two agents' RDMA devices, the producer's on `pages`."""
+    """Two agents' RDMA devices, the producer's on `pages`. devices: names of the rails of the reader, and of the
+    producer where it has others."""
 
-    def __init__(self, pages: PagePool, reader_connections_max: int = 16) -> None:
+    def __init__(
+        self,
+        pages: PagePool,
+        reader_connections_max: int = 16,
+        devices: tuple[str, ...] = (RDMA_DEVICE,),
+        producer_devices: tuple[str, ...] = (),
+    ) -> None:
         self.producer_id = pages.pool.run_id
         self.reader_pool = Pool(SLOT_BYTES, SLOT_BYTES, READER_ID)
-        self.device = VerbsDevice(self.reader_pool, VerbsSettings(RDMA_DEVICE))
-        settings = VerbsSettings(RDMA_DEVICE, reader_connections_max=reader_connections_max)
-        self.producer = VerbsDevice(pages.pool, settings)
-        self.control = Control(self.producer)
+        self.rails = [VerbsDevice(self.reader_pool, VerbsSettings(name)) for name in devices]
+        self.producers = [
+            VerbsDevice(pages.pool, VerbsSettings(name, reader_connections_max=reader_connections_max))
+            for name in producer_devices or devices
+        ]
+        self.control = Control(*self.producers)
+
+    @property
+    def producer(self) -> VerbsDevice:
+        return self.producers[0]
 
     def peer(self, **settings: object) -> RegisteringPeer:
         settings = {"verify": Verify.FULL, "connections_max": 2, **settings}
-        return RegisteringPeer(self.device, self.producer_id, self.control, **settings)
+        return RegisteringPeer(self.rails, self.producer_id, self.control, **settings)
 
     def close(self) -> None:
-        self.device.close()
-        self.producer.close()
+        for device in (*self.rails, *self.producers):
+            device.close()
         self.reader_pool.close()
 
 
@@ -222,6 +242,16 @@ def verbs_transport(pages: PagePool, verify: Verify) -> Iterator[Transport]:
     reading.close()
 
 
+@contextmanager
+def rails_transport(pages: PagePool, verify: Verify) -> Iterator[Transport]:
+    reading = Reading(pages, devices=RDMA_DEVICES)
+    peer = reading.peer(verify=verify)
+    yield peer
+    peer.close()
+    reading.close()
+
+
 TRANSPORTS = {"shm": shm_transport, "tcp": tcp_transport}
 if RDMA_DEVICE:
     TRANSPORTS["verbs"] = verbs_transport
+    TRANSPORTS["verbs_rails"] = rails_transport

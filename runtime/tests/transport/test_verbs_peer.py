@@ -117,8 +117,8 @@ class Forging:
         self.is_forging = True
         self.open_queue_pair = control.open_queue_pair
 
-    def extents(self, first: int, deadline_ns: int) -> tuple[bytes, int]:
-        told, n = self._control.extents(first, deadline_ns)
+    def extents(self, first: int, rail: int, deadline_ns: int) -> tuple[bytes, int]:
+        told, n = self._control.extents(first, rail, deadline_ns)
         layout = [("payload", "<u8"), ("header", "<u8"), ("payload_key", "<u4"), ("header_key", "<u4"), ("rest", "<u8")]
         extents = np.frombuffer(told, np.dtype(layout)).copy()
         extents[self._column] ^= 0x55 if self.is_forging else 0
@@ -341,10 +341,10 @@ class ChildControl:
     def __init__(self, child: Child) -> None:
         self._child = child
 
-    def open_queue_pair(self, reader_end: bytes, deadline_ns: int) -> bytes:
-        return self._ask(reader_end)
+    def open_queue_pair(self, reader_end: bytes, rail: int, deadline_ns: int) -> tuple[bytes, int]:
+        return self._ask(reader_end), 1
 
-    def extents(self, first: int, deadline_ns: int) -> tuple[bytes, int]:
+    def extents(self, first: int, rail: int, deadline_ns: int) -> tuple[bytes, int]:
         return self._ask(b"extents"), 1
 
     def _ask(self, question: bytes) -> bytes:

@@ -11,7 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kvpeer.model import RemoteProtocolError
 from kvpeer.wire.codec import decode_client, decode_peer, encode
-from kvpeer.wire.messages import UPDATES_MAX, Gossip, Locate, Located, Lookup, Message, Ok, Ping, PingAck, Refusal
+from kvpeer.wire.messages import (
+    UPDATES_MAX,
+    Gossip,
+    Locate,
+    Located,
+    Lookup,
+    Message,
+    Ok,
+    OpenQueuePair,
+    Ping,
+    PingAck,
+    QueuePairOpened,
+    ReadExtents,
+    Refusal,
+)
 from message_samples import CLIENT_SAMPLES, ID, INFO, NESTED, PEER_SAMPLES, UPDATE
 
 
@@ -40,6 +54,13 @@ def test_client_message_has_its_version_1_bytes(name: str) -> None:
 
 def test_fields_that_were_appended_may_be_left_out() -> None:
     assert decode_client(bytes.fromhex("932b" + "c40102" + "a0")) == Located(b"\2", "")
+
+
+def test_an_agent_that_knows_of_no_rails_speaks_of_its_only_one() -> None:
+    end = "c420" + "65" * 32
+    assert decode_peer(bytes.fromhex("9218" + end)) == OpenQueuePair(b"e" * 32, rail=0)
+    assert decode_peer(bytes.fromhex("9219" + end)) == QueuePairOpened(b"e" * 32, n_rails=1)
+    assert decode_peer(bytes.fromhex("921a" + "cd1000")) == ReadExtents(4096, rail=0)
 
 
 def test_the_two_channels_share_only_ok_and_refusal() -> None:

@@ -61,7 +61,7 @@ class KvPeerVerbs:
         device.register(memory.address, memory.n_pages * memory.page_bytes)
         control = _Control(serving.control, number)
         peer = VerbsPeer(
-            device,
+            [device],
             serving.pages.run_id,
             control,
             verify=Verify.FULL,
@@ -92,11 +92,11 @@ class _Control:
     def __init__(self, address: str, number: int) -> None:
         self._address, self._number = address, number
 
-    def open_queue_pair(self, reader_end: bytes, deadline_ns: int) -> bytes:
-        answer: bytes = self._ask("open", reader_id(self._number), reader_end)
-        return answer
+    def open_queue_pair(self, reader_end: bytes, rail: int, deadline_ns: int) -> tuple[bytes, int]:
+        producer_end: bytes = self._ask("open", reader_id(self._number), reader_end)
+        return producer_end, 1
 
-    def extents(self, first: int, deadline_ns: int) -> tuple[bytes, int]:
+    def extents(self, first: int, rail: int, deadline_ns: int) -> tuple[bytes, int]:
         answer: tuple[bytes, int] = self._ask("extents", first)
         return answer
 

@@ -45,9 +45,10 @@ def judge(facts: HostFacts, pool: PoolNeeds, plan: Plan, *, requires_rdma: bool 
     """What will keep the agent from doing as planned: problems of the host, after those of the topology."""
     found: list[tuple[ProblemName, str]] = []
     size = f"pool.size {_gib(pool.size_bytes)}"
-    uses_rdma = bool(plan.rails) or requires_rdma
-    if uses_rdma and not facts.has_ipc_lock and _is_below(facts.memlock_bytes, pool.size_bytes):
-        found.append((ProblemName.MEMLOCK_LOW, f"limit {_gib(facts.memlock_bytes or 0)}, {size}"))
+    uses_rdma, n_rails = bool(plan.rails) or requires_rdma, max(1, len(plan.rails))  # each rail locks the pool anew
+    if uses_rdma and not facts.has_ipc_lock and _is_below(facts.memlock_bytes, pool.size_bytes * n_rails):
+        rails = f", {n_rails} rails" if n_rails > 1 else ""
+        found.append((ProblemName.MEMLOCK_LOW, f"limit {_gib(facts.memlock_bytes or 0)}, {size}{rails}"))
     if not pool.hugepage_bytes and _is_below(facts.memory_bytes, pool.size_bytes + pool.headroom_bytes):
         found.append((ProblemName.MEMORY_LIMIT_LOW, f"limit {_gib(facts.memory_bytes or 0)}, {size}"))
     if pool.hugepage_bytes:

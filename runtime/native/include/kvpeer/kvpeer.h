@@ -20,7 +20,7 @@ extern "C" {
 
 #define KVP_API __attribute__((visibility("default")))
 
-#define KVP_ABI_VERSION 2
+#define KVP_ABI_VERSION 3
 
 #define KVP_KEY_BYTES 16
 #define KVP_AGENT_ID_BYTES 16
@@ -33,6 +33,7 @@ extern "C" {
 /* Slot ids are extent * KVP_SLOTS_PER_EXTENT + index, whatever the size class. Smallest slot = extent_bytes / this. */
 #define KVP_SLOTS_PER_EXTENT 16384
 #define KVP_EXTENTS_MAX 262144 /* slot ids have 32 bits */
+#define KVP_RAILS_MAX 16       /* connections of one fetch: hosts have eight NICs for their GPUs, or sixteen ports */
 #define KVP_PARTITIONS 4096
 #define KVP_HOLDERS_MAX 16
 
@@ -292,13 +293,17 @@ KVP_API int kvp_verbs_conn_connect(kvp_verbs_conn *conn, const kvp_verbs_endpoin
 KVP_API int kvp_verbs_conn_learn(kvp_verbs_conn *conn, uint32_t first, uint64_t n, const kvp_verbs_extent *extents);
 /* 1 if the extents of all these slots are known, else 0: learn, then fetch. */
 KVP_API int kvp_verbs_conn_knows(const kvp_verbs_conn *conn, uint64_t n, const uint32_t *slots);
-/* As kvp_conn_fetch, for any n. Destinations lie in the pool's assigned extents or in registered memory (else KVP_EINVAL). Pages of
- * unknown extents are STALE. Any return but KVP_OK and KVP_EINVAL has ended the queue pair: its work is drained, nothing will be
- * written to the destinations after the return. */
-KVP_API int kvp_verbs_conn_fetch(kvp_verbs_conn *conn, uint64_t n, const uint32_t *slots, const uint32_t *generations,
-                                 const uint8_t *keys, const uint32_t *lengths, void *const *destinations, int verify,
-                                 uint64_t deadline_ns, kvp_part *parts_out, uint16_t *n_parts_out, uint8_t *outcomes);
-/* Why the last fetch failed, as the device says it; a static text, empty if the device said nothing. */
+/* Reads one header of the producer, where extents are known: KVP_OK says that the way works. Any other return has ended the queue pair. */
+KVP_API int kvp_verbs_conn_probe(kvp_verbs_conn *conn, uint64_t deadline_ns);
+/* As kvp_conn_fetch, for any n, by 1 to KVP_RAILS_MAX different connections to one producer at once: each page goes by the one with the
+ * fewest bytes so far. The pages of one that fails go by the others; so do those of one that is silent while another is done, at half of
+ * the time that it had. codes [n_conns]: negative says why the connection has ended, 1 that pages came by it, 0 that it had none to bring.
+ * Destinations lie in the pool's assigned extents or in memory registered with every device (else KVP_EINVAL). Pages of extents that their connection does not know are STALE. KVP_OK when every page has an outcome of its own. However it
+ * returns, nothing will be written to the destinations any more. */
+KVP_API int kvp_verbs_fetch(kvp_verbs_conn *const *conns, uint32_t n_conns, int32_t *codes, uint64_t n, const uint32_t *slots,
+                            const uint32_t *generations, const uint8_t *keys, const uint32_t *lengths, void *const *destinations,
+                            int verify, uint64_t deadline_ns, kvp_part *parts_out, uint16_t *n_parts_out, uint8_t *outcomes);
+/* Why the connection ended, as the device says it; a static text, empty if the device said nothing. */
 KVP_API const char *kvp_verbs_conn_fault(const kvp_verbs_conn *conn);
 /* Thread-safe: makes a fetch in another thread return KVP_ECLOSED soon. */
 KVP_API void kvp_verbs_conn_shutdown(kvp_verbs_conn *conn);
