@@ -193,6 +193,7 @@ class Agent:
             self._members_changed,
             clock,
         )
+        self._verify = Verify[config.transport.verify.upper()]
         # An owner that answers lookups says nothing of its data port, nor the other way round.
         self._lookups, self._fetches = Breakers(), Breakers()
         self._peers = DataPeers(self.agent_id, self._view, self._links, self._verify, config.transport, self._rdma)
@@ -245,10 +246,6 @@ class Agent:
             store = self._disk.attach(self._pool_service)
             self._promotions = Promotions(store, self._pool_service, self._metrics, clock)
 
-    @property
-    def _verify(self) -> Verify:
-        return Verify.FULL if self.config.transport.verify == "full" else Verify.GENERATION
-
     # ---- life
 
     async def start(self) -> None:
@@ -271,9 +268,7 @@ class Agent:
             pages = status_pages(self._inspector.status_from_thread)
             http = HttpEndpoint(host, port, self._registry, self.health, accept, pages)
             self._closing.callback(http.close)
-            _log.info(
-                "metrics and health at http://%s:%d/metrics and /healthz, status at /", config.metrics.host, http.port
-            )
+            _log.info("metrics and health at http://%s:%d/metrics and /healthz, status at /", host, http.port)
         handlers = {
             **self._directory.handlers(),
             **self._membership.handlers(),

@@ -110,7 +110,7 @@ def test_where_nothing_is_found_requests_stop_waiting_and_where_something_is_the
     while may_return():
         patience.worth.learn(NOTHING)
         n_until_none_waits += 1
-    assert 16 < n_until_none_waits < 32
+    assert 32 < n_until_none_waits < 64
     for _ in range(1000):
         patience.worth.learn(NOTHING)
     patience.worth.learn(ALL)

@@ -78,7 +78,7 @@ def test_a_lookup_that_is_not_answered_by_its_deadline_is_a_miss(engine: Engine)
 def test_where_nothing_is_ever_found_a_busy_engine_computes_at_once(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for number in range(60):
+    for number in range(120):
         missing = FakeRequest.of_pages(f"missing {number}", 64)
         engine.start(missing)
         engine.compute(missing, seconds=0.5)
@@ -108,7 +108,7 @@ def test_where_nothing_is_ever_found_a_busy_engine_computes_at_once(
 def test_pages_at_peers_are_worth_no_wait_while_they_are_not_pulled(mode: str) -> None:
     engine = Engine(mode=mode)
     engine.locator.answer = lambda chain: [2] * len(chain)
-    for number in range(60):
+    for number in range(120):
         request = FakeRequest.of_pages(f"declined {number}", 64)
         engine.start(request)
         engine.compute(request, seconds=0.5)
