@@ -5,6 +5,7 @@ To be run again when a message, a setting or a format was added; what fuzzers fo
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from kvpeer.agent.certificates import Authority
 from kvpeer.agent.config.keys import ENV_PREFIX, config_keys
 from kvpeer.agent.discovery import AddressFile
 from kvpeer.agent.security import agent_uri
+from kvpeer.agent.told_policy import signature
 from kvpeer.model import AgentId
 from kvpeer.wire.codec import encode
 from kvpeer.wire.framing import FrameKind, pack_frame
@@ -93,6 +95,12 @@ def sockets_seeds() -> Seeds:
     for path in ("/metrics", "/healthz?x=1", "/"):
         request = f"GET {path} HTTP/1.1\r\nHost: h\r\nAccept: text/plain;version=0.0.4\r\n\r\n"
         yield f"http-{path.strip('/').partition('?')[0] or 'root'}", bytes([sockets.HTTP]) + request.encode()
+    variables = {"KVPEER_CONNECTOR_MODE": "shadow"}
+    told = {"cluster": sockets.POLICY_CLUSTER, "agent": sockets.POLICY_AGENT, "revision": 7, "policy": "p"}
+    document = json.dumps({**told, "variables": variables})
+    body = json.dumps({"document": document, "signature": signature(sockets.POLICY_KEY, document)})
+    request = f"POST /policy HTTP/1.1\r\nHost: h\r\nContent-Length: {len(body)}\r\n\r\n{body}"
+    yield "http-policy", bytes([sockets.HTTP]) + request.encode()
 
 
 def server_seeds() -> Seeds:

@@ -7,19 +7,24 @@ The first byte says which. The real servers and clients read it, from real socke
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import functools
 import os
 import queue
 import random
+import shutil
 import socket
 import tempfile
 import threading
 import time
+from pathlib import Path
 
 from kvpeer.agent import http
 from kvpeer.agent.clients import ClientServer
+from kvpeer.agent.config import AgentSettings
 from kvpeer.agent.pool import NoPeers, PoolService
+from kvpeer.agent.told_policy import ToldPolicy
 from kvpeer.client import session
 from kvpeer.client.link import open_link
 from kvpeer.client.settings import Registration
@@ -34,9 +39,24 @@ from prometheus_client import CollectorRegistry
 
 from fuzz.shapes import changed_frames
 
-__all__ = ["AGENT", "AGENT_ID", "CLIENT", "EXTENT_BYTES", "GREETED_CLIENT", "HTTP", "REGISTRATION", "changed", "take"]
+__all__ = [
+    "AGENT",
+    "AGENT_ID",
+    "CLIENT",
+    "EXTENT_BYTES",
+    "GREETED_CLIENT",
+    "HTTP",
+    "POLICY_AGENT",
+    "POLICY_CLUSTER",
+    "POLICY_KEY",
+    "REGISTRATION",
+    "changed",
+    "take",
+]
 
 CLIENT, GREETED_CLIENT, AGENT, HTTP = range(4)
+
+POLICY_AGENT, POLICY_CLUSTER, POLICY_KEY = "fuzz", "fuzz", bytes(32)
 
 EXTENT_BYTES = 1 << 20
 AGENT_ID = AgentId(b"a" * 16)
@@ -189,4 +209,8 @@ def scrape(request: bytes) -> None:
 
 @functools.cache
 def http_handler() -> type:
-    return http._handler(CollectorRegistry(), lambda: "")
+    folder = Path(tempfile.mkdtemp(prefix="kvp-", dir="/tmp"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    told = ToldPolicy(AgentSettings(name=POLICY_AGENT, cluster=POLICY_CLUSTER), POLICY_KEY, folder, lambda told: None)
+    page = http.HttpAnswer("text/plain", b"a page")
+    return http._handler(CollectorRegistry(), lambda: "", told.accept, {"/": lambda: page})
