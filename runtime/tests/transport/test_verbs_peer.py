@@ -273,10 +273,10 @@ class PipedControl:
     def __init__(self, call) -> None:
         self._call = call
 
-    def open_queue_pair(self, reader_end: bytes, deadline_ns: int) -> bytes:
-        return self._call(reader_end, 32)
+    def open_queue_pair(self, reader_end: bytes, rail: int, deadline_ns: int) -> tuple[bytes, int]:
+        return self._call(reader_end, 32), 1
 
-    def extents(self, first: int, deadline_ns: int) -> tuple[bytes, int]:
+    def extents(self, first: int, rail: int, deadline_ns: int) -> tuple[bytes, int]:
         return self._call(b"extents", 32), 1
 
 
@@ -286,7 +286,7 @@ def read_for_ever(locations: list[Location], call) -> None:
     into = Destinations(locations)
     into.pages = pool.payload_view().reshape(N_SLOTS, SLOT_BYTES)
     device = VerbsDevice(pool, VerbsSettings(RDMA_DEVICE))
-    peer = VerbsPeer(device, b"p" * 16, PipedControl(call), verify=Verify.FULL, connections_max=1)
+    peer = VerbsPeer([device], b"p" * 16, PipedControl(call), verify=Verify.FULL, connections_max=1)
     while True:
         result = peer.fetch(into.batch, soon())
         if {*result.outcomes.tolist()} != {Outcome.HIT}:
