@@ -49,6 +49,10 @@ N_CONCURRENT = 4
 N_TOGETHER = 12
 """Requests of which N_CONCURRENT run at a time, for the throughput."""
 
+N_WARM_UP = 4
+"""Rounds that are not measured. After their 68 prompts an engine that never found anything waits for no answer any more
+(`kvpeer.engines.vllm.worth`)."""
+
 MODELS = {"tiny": (), "small": ("qwen3", "1", "4", "384")}
 """Arguments of tiny_model.py."""
 
@@ -93,7 +97,7 @@ Rounds = dict[str, list[Turn]]
 def measure(servers: Sequence[Server], n_rounds: int) -> Rounds:
     """All take turns, each round beginning with another one."""
     rounds: Rounds = {server.name: [] for server in servers}
-    for number in range(-1, n_rounds):  # round -1 warms up
+    for number in range(-N_WARM_UP, n_rounds):
         first = number % len(servers)
         for server in (*servers[first:], *servers[:first]):
             turn = take_turn(server, f"round {number}")
