@@ -31,6 +31,7 @@ class Standing(Enum):
 @dataclass(slots=True)
 class _Lane:
     n_failures: int = 0
+    failed_at_ns: int = 0
     is_out: bool = False
     probe_at_ns: int = 0
     reason: str = ""
@@ -51,7 +52,7 @@ class Lanes:
         self._on_change = on_change
         self._clock_ns = clock_ns
         self._lock = threading.Lock()  # protects everything below
-        self._n_theirs = 1
+        self._n_theirs = 0  # not known: each lane asks for the rail of its own number, whichever of them works
         self._lanes = [_Lane() for _ in range(n_own)]
 
     def __len__(self) -> int:
@@ -78,7 +79,7 @@ class Lanes:
 
     def ends(self, number: int) -> tuple[int, int]:
         """Returns the own rail and the producer's rail of a lane."""
-        return number % self._n_own, number % self._n_theirs
+        return number % self._n_own, number % self._n_theirs if self._n_theirs else number
 
     def standing(self, number: int) -> Standing:
         """Returns whether the lane carries pages, and takes the probe upon the asker where it is due."""
@@ -100,10 +101,14 @@ class Lanes:
         if is_change:
             self._on_change(number, "")
 
-    def failed(self, number: int, reason: str, *, is_certain: bool = False) -> None:
-        """The lane broke. `is_certain`: it is out at once."""
+    def failed(self, number: int, reason: str, *, opened_ns: int = 0, is_certain: bool = False) -> None:
+        """The lane broke. `is_certain`: it is out at once. opened_ns: when its queue pair was opened, where there is
+        one: of several that knew the same, which holds no longer, the first one's failure counts."""
         with self._lock:
             lane = self._lanes[number]
+            if not is_certain and 0 < opened_ns < lane.failed_at_ns:
+                return
+            lane.failed_at_ns = self._clock_ns()
             lane.n_failures += 1
             is_change = not lane.is_out and (is_certain or lane.n_failures >= FAILURES_MAX)
             if is_change:

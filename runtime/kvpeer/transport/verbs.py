@@ -90,6 +90,7 @@ class _LanesConnection:
         self._turns = itertools.count()
         self._lock = threading.Lock()  # protects everything below
         self._open: dict[int, VerbsConnection] = {}  # by lane; changed by the thread that fetches
+        self._opened_ns: dict[int, int] = {}
         self._is_shut_down = False
         error = self._bring_up(deadline_ns)
         if not self._open:
@@ -153,7 +154,7 @@ class _LanesConnection:
             self._lanes.failed(number, str(error), is_certain=True)
             return NoPathError(str(error))
         with self._lock:
-            self._open[number] = native
+            self._open[number], self._opened_ns[number] = native, monotonic_ns()
             if self._is_shut_down:
                 native.shutdown()
         try:
@@ -211,7 +212,7 @@ class _LanesConnection:
         for number, native in [*self._open.items()]:
             if native.error is not None:
                 if has_delivered or not native.is_timed_out:
-                    self._lanes.failed(number, str(native.error))
+                    self._lanes.failed(number, str(native.error), opened_ns=self._opened_ns[number])
                 self._close_lane(number)
             elif native.has_delivered:
                 self._lanes.worked(number)

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <fstream>
+#include <map>
 #include <new>
 
 #include "errors.hpp"
@@ -165,13 +166,25 @@ int kvp_verbs::accept(const AgentId &reader_id, const kvp_verbs_endpoint &reader
   return KVP_OK;
 }
 
-// A reader that lost its queue pairs says nothing of them: one more than it may have takes the place of its oldest.
+// A reader that lost its queue pairs says nothing of them: one more than it may have takes the place of its oldest, and so does one of
+// another reader that has fewer than it by two, when all places are taken.
 bool kvp_verbs::make_room(const AgentId &reader_id, std::list<Served> &replaced) {
   const auto is_readers = [&](const Served &served) { return served.reader_id == reader_id; };
   const auto n_of_reader = static_cast<uint64_t>(std::count_if(served_.begin(), served_.end(), is_readers));
   if (n_of_reader >= settings_.reader_connections_max) {
     replaced.splice(replaced.end(), served_, std::find_if(served_.begin(), served_.end(), is_readers));
     ++n_replaced_;
+  } else if (served_.size() >= settings_.connections_max) {
+    std::map<AgentId, uint64_t> counts;
+    for (const Served &served : served_) {
+      ++counts[served.reader_id];
+    }
+    const auto most = std::max_element(counts.begin(), counts.end(), [](const auto &a, const auto &b) { return a.second < b.second; });
+    if (most->second >= n_of_reader + 2) {
+      const auto is_its = [&](const Served &served) { return served.reader_id == most->first; };
+      replaced.splice(replaced.end(), served_, std::find_if(served_.begin(), served_.end(), is_its));
+      ++n_replaced_;
+    }
   }
   return served_.size() < settings_.connections_max;
 }

@@ -34,7 +34,7 @@ struct Lane {
   bool has_delivered = false;
 
   bool is_busy() const { return !conn->under_way().empty(); }
-  bool is_done() const { return has_delivered && !is_busy() && next == wanted.size(); }
+  bool is_done() const { return !is_busy() && next == wanted.size(); }
 };
 
 class Fetch {

@@ -83,3 +83,17 @@ def test_a_lane_whose_probe_came_through_carries_pages_again(scene):
     assert scene.standings() == [Standing.IN, Standing.IN]
     assert scene.changes == [(0, "broke"), (0, "")]
     assert scene.lanes.n_out == 0
+
+
+def test_of_queue_pairs_that_knew_the_same_the_first_failure_counts_alone(scene):
+    opened_ns = scene.now_ns - 1
+    for _ in range(FAILURES_MAX + 1):
+        scene.lanes.failed(0, "a key that holds no longer", opened_ns=opened_ns)
+    assert scene.standings() == [Standing.IN, Standing.IN]
+    scene.lanes.failed(0, "and with a new queue pair", opened_ns=scene.now_ns)
+    assert scene.standings() == [Standing.OUT, Standing.IN]
+
+
+def test_before_the_producers_rails_are_known_each_lane_asks_for_another_one():
+    lanes = Lanes(3, lambda *told: None)
+    assert [lanes.ends(number) for number in range(3)] == [(0, 0), (1, 1), (2, 2)]

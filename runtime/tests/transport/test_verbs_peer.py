@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kvpeer.model import KvPeerError, LocalProtocolError, Outcome, PeerUnavailableError, Verify
-from kvpeer.native import Pool, VerbsDevice, VerbsSettings, monotonic_ns
+from kvpeer.model import CapacityError, KvPeerError, LocalProtocolError, Outcome, PeerUnavailableError, Verify
+from kvpeer.native import Pool, VerbsConnection, VerbsDevice, VerbsSettings, monotonic_ns
 from kvpeer.transport import FetchResult, VerbsPeer
 
 from transport.page_pool import (
@@ -206,6 +206,25 @@ def test_a_reader_holds_as_many_queue_pairs_as_it_may_and_loses_its_oldest(pages
         assert (stats.connections_open, stats.connections_accepted, stats.connections_replaced) == (3, 5, 2)
 
 
+def test_where_all_places_are_taken_the_reader_with_the_most_makes_room(pages):
+    settings = VerbsSettings(RDMA_DEVICE, connections_max=4)
+    with contextlib.ExitStack() as entered:
+        producer = entered.enter_context(contextlib.closing(VerbsDevice(pages.pool, settings)))
+        reading = entered.enter_context(contextlib.closing(Reading(pages)))
+
+        def accept(reader: bytes) -> None:
+            connection = VerbsConnection(reading.rails[0], reading.producer_id)
+            entered.enter_context(contextlib.closing(connection))
+            producer.accept(reader * 16, connection.own_end)
+
+        for reader in (b"a", b"a", b"a", b"b", b"c"):  # the last one takes the place of the oldest of `a`
+            accept(reader)
+        assert producer.stats().connections_replaced == 1
+        with pytest.raises(CapacityError):
+            accept(b"b")  # `a` has two and `b` would have, too
+        assert producer.stats().connections_open == 4
+
+
 def test_verbs_come_back_after_the_link_was_down(peer, pages):
     location = pages.publish(2, 2)
     assert_hit(peer, location)
@@ -359,7 +378,7 @@ def test_a_producer_of_verbs_that_is_killed_in_the_middle_is_a_miss(pages, readi
     outcomes = Counter()
     for number in range(10):
         child = Child(produce)
-        killing = threading.Timer(0.05 * (1 + number), child.kill)
+        killing = threading.Timer(0.05 * 1.5**number, child.kill)  # a busy machine brings nothing for a second
         try:
             assert child.hear(32) == b"ready"
             reading.control = ChildControl(child)

@@ -141,6 +141,14 @@ def test_the_pages_of_a_silent_rail_come_by_the_other_one_before_the_deadline(ra
     until_all_carry_pages(rails)
 
 
+def test_a_single_page_of_a_silent_rail_comes_by_the_other_one_that_had_nothing_to_bring(rails):
+    for _ in range(2):  # by one rail and by the other
+        rails.assert_all_hit()
+        rails.reading.producers[0].revoke(READER_ID)
+        rails.assert_all_hit(1, seconds=0.6)
+        rails.assert_all_hit(1, seconds=0.6)
+
+
 @pytest.mark.parametrize("link", LINKS)
 def test_a_rail_whose_link_is_down_is_taken_out_and_returns(rails, link):
     rails.assert_all_hit()
