@@ -179,7 +179,7 @@ class KVPeerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is not 
     @guarded(lambda: (False, None))
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """See `SchedulerSide.finished`."""
-        return self._scheduler.finished(request.request_id, block_ids), None
+        return self._scheduler.finished(request.request_id), None
 
     @guarded(lambda: None)
     def reset_cache(self) -> bool | None:

@@ -44,9 +44,6 @@ __all__ = ["SchedulerSide", "StepSchedule"]
 RESET_TIMEOUT_S = 2.0
 """What an operator's reset waits for the agent. Keys change in any case, so a late answer is harmless."""
 
-GENERATED_PAGES = 8
-"""Generated pages are published so many at a time, the rest as their request ends: one costs an agent what 64 do."""
-
 NOWHERE, OWN_POOL = 0, 1
 """Statuses of a located page; 2 is at a peer."""
 
@@ -230,20 +227,16 @@ class SchedulerSide:
         n_own = min(n_tokens, offer.n_own_pool * self.page_tokens) if offer is not None else 0
         return n_own, n_tokens - n_own
 
-    def finished(self, request_id: str, block_ids: Sequence[int] = ()) -> bool:
-        """Ends tracking a request, and orders what is left to publish of its blocks; returns whether they must wait for
-        copies, which the ranks then report as sent."""
+    def finished(self, request_id: str) -> bool:
+        """Ends tracking a request; returns whether its blocks must wait for copies, which the ranks then report as
+        sent. Nothing is published from here: with drafts in flight vLLM's counts of what is computed do not hold, and
+        where the model runner collects before it publishes, the blocks would be free by then."""
         if self._lookups is not None:
             self._lookups.forget(request_id)
         self._policy.forget(request_id)
         self._untracked.discard(request_id)
         tracked = self._tracked.pop(request_id, None)
-        if tracked is None or not tracked.holds_blocks:
-            return False
-        if tracked.n_settled is not None and not tracked.is_tainted:
-            n_full = min(tracked.n_computed, len(tracked.request.block_hashes))
-            self._order_publish(self._orders, tracked, block_ids, tracked.n_settled, n_full)
-        if not tracked.has_copies:
+        if tracked is None or not (tracked.has_copies and tracked.holds_blocks):
             return False
         self._orders.held.append(request_id)
         return True
@@ -274,15 +267,14 @@ class SchedulerSide:
     def _publish_full_pages(
         self, orders: StepOrders, tracked: Tracked, step: StepSchedule, tokens: tuple[int, int, int]
     ) -> None:
-        """Orders the pages whose last token's KV this step computes, and once those before them; generated pages some
-        at a time. Ranks copy them after the step's forward pass.
+        """Orders the pages whose last token's KV this step computes, and once those before them. Ranks copy them after
+        the step's forward pass.
 
         A page has a hash only once all its tokens are known, so drafts that may yet be rejected are never in one;
         they are also left out of the count of computed tokens.
         """
         request_id, (n_computed, n_scheduled, n_draft) = tracked.request.request_id, tokens
-        tracked.n_computed = (n_computed + n_scheduled - n_draft) // self.page_tokens
-        n_full = min(tracked.n_computed, len(tracked.request.block_hashes))
+        n_full = min((n_computed + n_scheduled - n_draft) // self.page_tokens, len(tracked.request.block_hashes))
         if tracked.n_settled is None:
             n_had, blocks = min(n_computed // self.page_tokens, n_full), step.block_ids(request_id)
             self._order_publish(orders, tracked, blocks, n_had, n_full)
@@ -292,7 +284,7 @@ class SchedulerSide:
             if not self._is_reset:
                 self._order_publish(orders, tracked, blocks, 0, n_had)
             tracked.n_settled = n_full
-        elif n_full - tracked.n_settled >= (1 if n_scheduled - n_draft > 1 else GENERATED_PAGES):
+        elif n_full > tracked.n_settled:
             self._order_publish(orders, tracked, step.block_ids(request_id), tracked.n_settled, n_full)
             tracked.n_settled = n_full
 

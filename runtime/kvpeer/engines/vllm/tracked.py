@@ -40,8 +40,6 @@ class Tracked:
     """The attempt at which the request got blocks: while it is the present one, the request holds them."""
     n_settled: int | None = None
     """Pages before this one were offered; None until the request is scheduled, which tells where computing starts."""
-    n_computed: int = 0
-    """Pages before this one are computed, or will be by the step under way."""
     has_copies: bool = False
     """Whether copies from the present blocks may still be running. Never while a load is: that comes before anything of
     the attempt is computed."""

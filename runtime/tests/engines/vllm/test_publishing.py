@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-from kvpeer.engines.vllm import scheduler_side
 from kvpeer.engines.vllm.metadata import PageOrder
 from requests_of_vllm import PAGE_TOKENS, FakeRequest
 from scheduler_of_vllm import Engine, pages_of
@@ -20,7 +18,6 @@ def test_pages_are_published_in_the_step_that_fills_them(engine: Engine) -> None
     assert pages_of(second) == [2]
 
 
-@pytest.mark.usefixtures("each_page")
 def test_a_generated_page_is_published_after_the_step_that_computes_its_last_token(engine: Engine) -> None:
     request = FakeRequest.of_pages("r", 1, extra_tokens=PAGE_TOKENS - 1)
     engine.start(request)
@@ -39,7 +36,6 @@ def test_a_sampled_token_whose_kv_is_not_computed_yet_keeps_its_page_back(engine
     assert [pages_of(o) for o in engine.step((request, 0, 2 * PAGE_TOKENS - 1, 0)).publishes] == [[0]]
 
 
-@pytest.mark.usefixtures("each_page")
 def test_a_page_whose_last_token_is_not_known_yet_waits_for_its_hash(engine: Engine) -> None:
     request = FakeRequest.of_pages("r", 1, extra_tokens=PAGE_TOKENS - 1)
     engine.start(request)
@@ -60,17 +56,16 @@ def generate_pages(engine: Engine, request: FakeRequest, n_pages: int) -> list[l
     return published
 
 
-def test_generated_pages_are_published_some_at_a_time_and_the_rest_at_the_end(engine: Engine) -> None:
+def test_nothing_is_published_as_a_request_ends(engine: Engine) -> None:
     request = FakeRequest.of_pages("r", 2, extra_tokens=0)
     engine.start(request)
     engine.step((request, 0, 2 * PAGE_TOKENS, 0))
-    n = scheduler_side.GENERATED_PAGES
-    assert generate_pages(engine, request, n + 3) == [list(range(2, 2 + n))]
-    assert engine.side.finished("r", list(range(100, 100 + n + 5)))
+    assert generate_pages(engine, request, 2) == [[2], [3]]
+    # With drafts in flight the hashes run ahead of what is really computed by then.
+    request.generate(PAGE_TOKENS)
+    assert engine.side.finished("r")
     orders = engine.step()
-    assert [pages_of(order) for order in orders.publishes] == [[2 + n, 3 + n, 4 + n]]
-    assert orders.publishes[0].block_ids().tolist() == [102 + n, 103 + n, 104 + n]
-    assert orders.held == ["r"]
+    assert (orders.publishes, orders.held) == ([], ["r"])
 
 
 def test_a_chunk_of_a_prompt_is_published_however_few_pages_it_has(engine: Engine) -> None:
@@ -80,36 +75,6 @@ def test_a_chunk_of_a_prompt_is_published_however_few_pages_it_has(engine: Engin
     assert [pages_of(o) for o in engine.step((request, 4 * PAGE_TOKENS, PAGE_TOKENS + 1, 0)).publishes] == [[4]]
 
 
-def test_the_last_token_of_a_request_is_in_no_page(engine: Engine) -> None:
-    request = FakeRequest.of_pages("r", 2, extra_tokens=0)
-    engine.start(request)
-    engine.step((request, 0, 2 * PAGE_TOKENS, 0))
-    generate_pages(engine, request, 1)
-    request.generate(PAGE_TOKENS - 1)
-    for n_computed in range(3 * PAGE_TOKENS, 4 * PAGE_TOKENS - 1):
-        engine.step((request, n_computed, 1, 0))
-    request.generate(1)  # sampled by the last step, and never computed
-    assert len(request.block_hashes) == 4
-    engine.side.finished("r", [1, 2, 3, 4])
-    assert [pages_of(o) for o in engine.step().publishes] == [[2]]
-
-
-def test_a_request_that_was_preempted_or_reset_publishes_nothing_at_its_end(engine: Engine) -> None:
-    preempted, tainted = FakeRequest.of_pages("preempted", 2, 0), FakeRequest.of_pages("tainted", 2, 0, prompt="q")
-    for request in (preempted, tainted):
-        engine.start(request)
-        engine.step((request, 0, 2 * PAGE_TOKENS, 0))
-        request.generate(PAGE_TOKENS + 1, request.request_id[0])
-        engine.step((request, 2 * PAGE_TOKENS, 1, 0), (request, 3 * PAGE_TOKENS, 1, 0))
-    preempted.num_preemptions += 1
-    engine.step(preempted=("preempted",))
-    assert not engine.side.finished("preempted", [1, 2, 3, 4])
-    engine.side.reset()
-    engine.side.finished("tainted", [1, 2, 3, 4])
-    assert engine.step().publishes == []
-
-
-@pytest.mark.usefixtures("each_page")
 def test_draft_tokens_never_fill_a_page(engine: Engine) -> None:
     request = FakeRequest.of_pages("r", 2, extra_tokens=0)
     engine.start(request)
