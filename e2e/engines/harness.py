@@ -72,16 +72,23 @@ _ENVIRONMENT = {
 _DROPPED_VARIABLES = ("OPENBLAS_CORETYPE", "PYTHONHASHSEED", PYTHON_VARIABLE)
 
 
+PORTS = (20_000, 32_000)
+"""Below Linux's net.ipv4.ip_local_port_range."""
+
+
 def prompt(seed: str, n_tokens: int) -> list[int]:
     """Token ids that are the same for the same seed, everywhere."""
     return random.Random(seed).choices(VOCABULARY, k=n_tokens)
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that nobody uses at the moment, and that the kernel gives nobody before the engine and its agent, a minute
+    later, listen there: it is below those that connections get."""
+    while True:
+        port = random.SystemRandom().randrange(*PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def eventually(

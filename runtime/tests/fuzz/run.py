@@ -45,7 +45,7 @@ def main() -> int:
     if arguments.keep:
         for target in arguments.targets:
             keep(target)
-    return max(codes)
+    return int(any(codes))  # the code of a target that a signal ended is negative
 
 
 def command_of(target: str) -> list[str]:

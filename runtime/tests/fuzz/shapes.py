@@ -6,6 +6,7 @@ Chance alone changes a length and not the length's own prefix; almost all such i
 from __future__ import annotations
 
 import base64
+import binascii
 import re
 import struct
 from random import Random
@@ -80,9 +81,14 @@ def changed_text(text: bytes, random: Random) -> bytes:
 def changed_pem(text: bytes, random: Random) -> bytes:
     """The file with one byte of its certificate changed, under the text that encodes it."""
     match = _PEM.search(text)
-    if match is None or len(match[2].replace(b"\n", b"")) % 4:
+    if match is None:
         return changed_text(text, random)
-    der = bytearray(base64.b64decode(match[2]))
+    try:
+        der = bytearray(base64.b64decode(match[2]))
+    except binascii.Error:  # changed before: padding within, or too few characters
+        return changed_text(text, random)
+    if not der:
+        return changed_text(text, random)
     der[random.randrange(len(der))] = random.choice((random.randrange(256), 0, 1, 255))
     return text[: match.start(2)] + base64.encodebytes(der) + text[match.end(2) :]
 
