@@ -14,15 +14,16 @@ from kvpeer.bench import reference
 from kvpeer.bench.peers.pages import PageMemory, Place
 from kvpeer.bench.peers.system import THREADS_MAX, Pages, Reader, Serving, Way
 
-__all__ = ["Memcpy", "Sockets"]
+__all__ = ["Bare", "memcpy", "sockets"]
 
 
 @dataclass(frozen=True, slots=True)
-class Memcpy:
-    """See the module docstring."""
+class Bare:
+    """See the module docstring; made by `memcpy` and `sockets`. reader: of the server's memory into its own."""
 
-    name: str = "memcpy"
-    way: Way = Way.MEMORY
+    name: str
+    way: Way
+    reader: Callable[[PageMemory, PageMemory], Reader]
 
     def missing(self) -> str | None:
         """Nothing: it is there on every machine."""
@@ -35,28 +36,17 @@ class Memcpy:
 
     def connect(self, serving: Place, memory: PageMemory, number: int) -> Reader:
         """See `System`."""
-        return _Copying(PageMemory(memory.page_bytes, serving.open()), memory)
+        return self.reader(PageMemory(memory.page_bytes, serving.open()), memory)
 
 
-@dataclass(frozen=True, slots=True)
-class Sockets:
-    """See the module docstring."""
+def memcpy() -> Bare:
+    """Copies out of shared memory."""
+    return Bare("memcpy", Way.MEMORY, _Copying)
 
-    name: str = "sockets"
-    way: Way = Way.TCP
 
-    def missing(self) -> str | None:
-        """Nothing: it is there on every machine."""
-        return None
-
-    @contextmanager
-    def serve(self, memory: PageMemory) -> Iterator[Serving]:
-        """See `System`."""
-        yield Serving(memory.place)
-
-    def connect(self, serving: Place, memory: PageMemory, number: int) -> Reader:
-        """See `System`."""
-        return _Looping(PageMemory(memory.page_bytes, serving.open()), memory)
+def sockets() -> Bare:
+    """The bare loop."""
+    return Bare("sockets", Way.TCP, _Looping)
 
 
 class _Copying:

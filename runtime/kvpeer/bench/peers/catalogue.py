@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvpeer.bench.peers.bare import Memcpy, Sockets
+from kvpeer.bench.peers.bare import memcpy, sockets
 from kvpeer.bench.peers.compare import Candidate, Running
 from kvpeer.bench.peers.kvpeer_shm import KvPeerShm
 from kvpeer.bench.peers.kvpeer_tcp import KvPeerTcp
@@ -43,9 +43,9 @@ class _Served:
 
 
 CANDIDATES: tuple[Candidate, ...] = (
-    _Served(Memcpy()),
+    _Served(memcpy()),
     _Served(KvPeerShm()),
-    _Served(Sockets()),
+    _Served(sockets()),
     _Served(KvPeerTcp()),
     _Served(KvPeerTcp("kvpeer.tcp.generation", Verify.GENERATION)),
     _Served(PeerCache(Way.TCP)),

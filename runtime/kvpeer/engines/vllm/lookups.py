@@ -211,12 +211,12 @@ class Lookups:
                 continue
             try:
                 located = self._locate(lookup.chain, request, lookup.deadline - started)
+                self._answered(request, lookup, located, started)
             except Exception:
                 # The root of this thread's task: the lookup ends by its deadline, and the next one is served.
                 _logger.exception("kvpeer: lookup of request %s failed", request)
                 self._tally.count("errors", "lookup")
                 continue
-            self._answered(request, lookup, located, started)
             lookup.ended.set()
 
     def _answered(self, request: str, lookup: _Lookup, located: Located, started: float) -> None:

@@ -246,7 +246,6 @@ class SchedulerSide:
     def take_orders(self, preempted: Iterable[str]) -> StepOrders:
         """Returns the orders gathered for this step, without publishes. Does not fail: an order that got lost would
         hang its request."""
-        self._heed_policy()
         orders, self._orders = self._orders, StepOrders()
         orders.preempted.extend(preempted)
         self._n_steps += 1
@@ -255,7 +254,9 @@ class SchedulerSide:
         return orders
 
     def order_publishes(self, orders: StepOrders, step: StepSchedule) -> None:
-        """Adds the publishes of this step to its orders, and takes note of when it was scheduled."""
+        """Adds the publishes of this step to its orders, and takes note of when it was scheduled. Takes up a changed
+        policy first, so that it holds for requests that ask for nothing, too."""
+        self._heed_policy()
         self._policy.step_scheduled(orders.step, [(had, n, drafts) for _, had, n, drafts in step.requests])
         if not self.settings.publish:
             return
@@ -267,8 +268,8 @@ class SchedulerSide:
     def _publish_full_pages(
         self, orders: StepOrders, tracked: Tracked, step: StepSchedule, tokens: tuple[int, int, int]
     ) -> None:
-        """Orders the pages whose last token's KV this step computes, and once those before them. Ranks copy them after
-        the step's forward pass.
+        """Orders the pages whose last token's KV this step computes, and once those before them. Ranks copy them
+        after the step's forward pass.
 
         A page has a hash only once all its tokens are known, so drafts that may yet be rejected are never in one;
         they are also left out of the count of computed tokens.
